@@ -225,7 +225,7 @@ def test_frames_lost_by_place_add_up_to_those_that_did_not_come_back(
 def test_counters_are_read_once_no_frame_is_on_its_way() -> None:
     chain = Chain("bridge", "north-south", 1)
     looks = iter([frame_path(chain, 9, left, {"vnf1": (9, left)}) for left in (3, 8, 9, 9, 1)])
-    assert at_rest(lambda: next(looks), 60.0)[-1].left == 9
+    assert at_rest(lambda: next(looks), 60.0)["from vnf1"] == 9
 
 
 # --- a switch's uplink --------------------------------------------------------------------------

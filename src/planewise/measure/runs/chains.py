@@ -18,14 +18,15 @@ from planewise.measure.designs.design import ChainPart, Design
 from planewise.measure.station import End, Station
 from planewise.measure.trials import vm_options
 from planewise.measure.trials.applications import IPERF, lacking
+from planewise.measure.trials.load_one_process import Generator
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
-from planewise.testbed.chains.generator import generator_pps
 from planewise.testbed.chains.machines import GUEST_PROGRAMS, FunctionMachines
 from planewise.testbed.chains.model import (
     GENERATOR,
+    SMALLEST_BYTES,
     SWITCH,
     Chain,
     Placement,
@@ -80,7 +81,7 @@ class Chains:
         self._resources: dict[HostRole, Resources] = {}
         self._states: States = {}
         self._machines: FunctionMachines | None = None
-        self._generator_pps: dict[str, float] = {}
+        self._generators: dict[str, Generator] = {}
         self._opened = ExitStack()
 
     @property
@@ -282,9 +283,7 @@ class Chains:
     def _max_pps(self, states: States) -> float:
         """The generator's own maximum on its host [packet/s], measured once."""
         host = states[GENERATING].host
-        if host.name not in self._generator_pps:
-            self._generator_pps[host.name] = generator_pps(host)
-        return self._generator_pps[host.name]
+        return self._generators.setdefault(host.name, Generator(host)).max_pps(SMALLEST_BYTES)
 
     def __enter__(self) -> Self:
         return self

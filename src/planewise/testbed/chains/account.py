@@ -7,26 +7,17 @@ place and not yet at the next.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains.model import Chain
 
 _POLL_S = 0.05
+_SENT = "sent"
 
-
-@dataclass(frozen=True)
-class PathSection:
-    """A section of the frames' path, with the counters at both of its ends."""
-
-    place: str
-    entered: int
-    left: int
-
-
-FramePath = tuple[PathSection, ...]
-"""From the generator back to it; each section starts where the previous one ends."""
+FramePath = Mapping[str, int]
+"""Frames that have passed each place on the way from the generator back to it, in that order; first
+those that the generator sent."""
 
 
 def frame_path(
@@ -69,16 +60,10 @@ def frame_path(
             (back, switch[1]),
             ("out of the switch", received),
         ]
-    sections = []
-    for place, passed in counts:
-        sections.append(PathSection(place, sent, passed))
-        sent = passed
-    return tuple(sections)
+    return {_SENT: sent, **dict(counts)}
 
 
-def account(
-    before: Sequence[PathSection], after: Sequence[PathSection], foreign: int | None = None
-) -> FrameAccount:
+def account(before: FramePath, after: FramePath, foreign: int | None = None) -> FrameAccount:
     """The account of the frames sent between two readings, both at rest. Pure.
 
     Interfaces also count foreign frames, which the generator did not send, such as multicast.
@@ -86,16 +71,16 @@ def account(
     number is unknown: no place has more of the generator's frames than the previous one, and none
     has fewer than came back.
     """
-    sent = after[0].entered - before[0].entered
-    passed = [last.left - first.left for first, last in zip(before, after, strict=True)]
-    arrived = passed[-1]
-    passed[-1] = received = max(0, min(arrived - (foreign or 0), sent))
+    passed = {place: frames - before[place] for place, frames in after.items()}
+    sent = passed.pop(_SENT)
+    *_, (end, arrived) = passed.items()
+    passed[end] = received = max(0, min(arrived - (foreign or 0), sent))
     lost: dict[str, int] = {}
     remaining = sent
-    for section, frames in zip(after, passed, strict=True):
+    for place, frames in passed.items():
         frames_left = max(frames, received)
         if frames_left < remaining:
-            lost[section.place] = remaining - frames_left
+            lost[place] = remaining - frames_left
             remaining = frames_left
     return FrameAccount(sent=sent, received=received, lost=lost, foreign=arrived - received)
 

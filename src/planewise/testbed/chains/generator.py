@@ -23,7 +23,6 @@ never does, and would leave functions on its CPU a share of it only."""
 PORT = 4862
 """UDP destination port of the first stream."""
 _RING_MIB = 8
-_CALIBRATE_S = 120.0
 
 
 def commands(
@@ -69,17 +68,6 @@ def commands(
             *(("--backend", "af_packet") if rate_pps <= _SLEEPS_PPS else ()),
             *("--ring-mib", str(_RING_MIB), *options),
         )
-
-
-def generator_pps(host: Host) -> float:
-    """A host's own maximum with the smallest frames [packet/s].
-
-    Raises:
-        PlanewiseError: it cannot be measured.
-    """
-    argv = [host.probe, "trial", "--calibrate-only", "--size", "64"]
-    finished = host.run(argv, timeout_s=_CALIBRATE_S, expected_s=1.0)
-    return float(finished.json()["max_pps"])
 
 
 class ChainGenerator:

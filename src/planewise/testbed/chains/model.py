@@ -20,7 +20,7 @@ FrameSize = int | Literal["imix"]
 
 LONGEST = 8
 FCS_BYTES = 4
-SMALLEST_BYTES, LARGEST_BYTES = 64, 1518
+SMALLEST_BYTES = 64
 
 IMIX: tuple[tuple[int, int], ...] = ((64, 7), (594, 4), (1518, 1))
 """The simple IMIX: frame sizes [bytes, with FCS] and how many of each in twelve."""

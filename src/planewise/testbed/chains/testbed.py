@@ -105,7 +105,7 @@ class ChainTestbed:
         self._ksoftirqd: dict[int, int] = {}
         self._switch_pid: int | None = None
         """Of a switch that kernels send to, where it is a program."""
-        self._start_path: account.FramePath = ()
+        self._start_path: account.FramePath = {}
         self._ends_reader = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
@@ -242,9 +242,8 @@ class ChainTestbed:
             ended = self._end_counters()[2]
             after = account.at_rest(self._frame_path, _REST_S)
             # Frames that arrived after the probes' last look cannot be told apart.
-            foreign = (
-                None if returned is None else max(0, ended - self._start_path[-1].left - returned)
-            )
+            *_, before = self._start_path.values()
+            foreign = None if returned is None else max(0, ended - before - returned)
             return account.account(self._start_path, after, foreign)
         switch = self._parts.switch
         if switch is None or not switch.sending:
