@@ -37,7 +37,6 @@ from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import HostProcess, LocalHost, find_probe
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.plan import (
-    Plan,
     Step,
     add_bridge,
     add_tap,
@@ -215,7 +214,7 @@ class Seen:
         return f"{self.lost:5} of {self.sent} lost, longest silence {self.silence_s:6.3f} s"
 
 
-def network(name: str, guests: Sequence[Guest]) -> Plan:
+def network(name: str, guests: Sequence[Guest]) -> list[Step]:
     """A namespace with a bridge and a tap a guest."""
     steps: list[Step] = [
         *new_namespace(name),
@@ -230,7 +229,7 @@ def network(name: str, guests: Sequence[Guest]) -> Plan:
             set_master(name, guest.tap, "br0"),
             set_up(name, guest.tap),
         ]
-    return Plan(tuple(steps))
+    return steps
 
 
 def probed(

@@ -19,7 +19,7 @@ from planewise.errors import PlanewiseError
 from planewise.testbed.hosts import netns, scratch
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import STATE, leftovers, sweep, token_of
-from planewise.testbed.plan import Plan, new_namespace
+from planewise.testbed.plan import new_namespace
 from tests.linux.testbeds import PLANES
 
 pytestmark = pytest.mark.linux
@@ -173,12 +173,12 @@ def test_clean_removes_a_namespace_whose_file_is_gone() -> None:
 def test_a_taken_name_is_said_and_left_alone() -> None:
     netns.prepare_run()
     name = f"pw-test{os.getpid()}"
-    plan = Plan(new_namespace(name))
+    steps = new_namespace(name)
     with closing(LocalHost("here")) as host:
-        host.perform(plan)
+        host.perform(steps)
         try:
             with pytest.raises(PlanewiseError, match=f"taken already: `ip netns add {name}`"):
-                host.perform(plan)
+                host.perform(steps)
             assert name in netns.names()
         finally:
             netns.remove(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,7 +15,6 @@ from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import Ownership
 from planewise.testbed.plan import (
-    Plan,
     Step,
     accept_address,
     add_bridge,
@@ -171,13 +170,16 @@ def test_the_script_leaves_what_the_printed_commands_leave_one_by_one(
     steps: Any, ownership: Ownership, host: LocalHost
 ) -> None:
     names = ownership.name("a"), ownership.name("b")
-    plan = Plan(steps(*names))
+    made = steps(*names)
 
-    def pasted(plan: Plan) -> None:
-        subprocess.run(["sh", "-e", "-c", str(plan)], check=True, capture_output=True, timeout=60)
+    def pasted(steps: Sequence[Step]) -> None:
+        text = "\n".join(map(str, steps))
+        subprocess.run(["sh", "-e", "-c", text], check=True, capture_output=True, timeout=60)
 
-    def performed(perform: Callable[[Plan], None]) -> list[dict[str, list[tuple[Any, ...]]]]:
-        perform(plan)
+    def performed(
+        perform: Callable[[Sequence[Step]], None],
+    ) -> list[dict[str, list[tuple[Any, ...]]]]:
+        perform(made)
         left = [left_in(name) for name in names]
         for name in names:
             netns.remove(name)
@@ -191,7 +193,7 @@ def test_the_script_leaves_what_the_printed_commands_leave_one_by_one(
 def test_a_macvtap_is_in_the_mode_that_was_asked_for(ownership: Ownership, host: LocalHost) -> None:
     """The kernel's default is VEPA, where guests of one host do not reach each other."""
     names = ownership.name("a"), ownership.name("b")
-    host.perform(Plan(links(*names)))
+    host.perform(links(*names))
     kinds = {row[1]: row[6] for row in left_in(names[1])["links"]}
     assert kinds["tap0"][:2] == ("macvtap", "bridge")
     assert kinds["tap1"][:2] == ("macvtap", "passthru")
@@ -201,8 +203,8 @@ def test_a_step_that_fails_is_named_with_the_reason(ownership: Ownership, host: 
     name = ownership.name("a")
     steps = (*new_namespace(name), set_up(name, "lo"), set_mtu(name, "nothing", 1400))
     with pytest.raises(PlanewiseError, match=r"vanished.*link set nothing mtu 1400"):
-        host.perform(Plan(steps))
+        host.perform(steps)
     with pytest.raises(UnsupportedError, match="no setting net/ipv4/nothing"):
-        host.perform(Plan((set_sysctl(name, "net/ipv4/nothing", "1"),)))
+        host.perform([set_sysctl(name, "net/ipv4/nothing", "1")])
     with pytest.raises(PlanewiseError, match=r"`ip netns exec .* false` failed"):
-        host.perform(Plan((run_program(name, ("true",)), run_program(name, ("false",)))))
+        host.perform([run_program(name, ("true",)), run_program(name, ("false",))])

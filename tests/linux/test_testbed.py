@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import chain
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.loads.background import BackgroundLoad, LoadSpec, LoadType
 from planewise.testbed.loads.crew import ProcessCrew, ShellCrew, StartCrew
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, IpVersion
-from planewise.testbed.plan import Plan, new_namespace
+from planewise.testbed.plan import Step, namespaces_of, new_namespace
 from planewise.testbed.planes import plane as plane_called
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.switches.router import router_testbed
@@ -324,10 +325,12 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     tokens = []
     perform = LocalHost.perform
 
-    def fail(self: LocalHost, plan: Plan) -> None:
-        tokens.extend(str(token_of(name)) for name in plan.namespaces)
-        again = [new_namespace(name) for name in plan.namespaces if name.endswith("-rm0")]
-        perform(self, Plan((*plan.steps, *chain(*again))))
+    def fail(self: LocalHost, steps: Iterable[Step]) -> None:
+        steps = list(steps)
+        names = namespaces_of(steps)
+        tokens.extend(str(token_of(name)) for name in names)
+        again = [new_namespace(name) for name in names if name.endswith("-rm0")]
+        perform(self, [*steps, *chain(*again)])
 
     monkeypatch.setattr(LocalHost, "perform", fail)
     with (

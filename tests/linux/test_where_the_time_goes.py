@@ -21,7 +21,7 @@ from planewise.testbed.hosts.host import FinishedProcess, LocalHost, LocalProces
 from planewise.testbed.hosts.ledger import Ownership
 from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.model import CapturePoint, Guest, HostRole, inside
-from planewise.testbed.plan import Plan, Step, add_veth, new_namespace, set_address, set_up
+from planewise.testbed.plan import Step, add_veth, new_namespace, set_address, set_up
 
 SENDER_DELAY_S = 0.004
 RESPONDER_DELAY_S = 0.002
@@ -31,7 +31,7 @@ ETH_P_ALL = 0x0003
 PACKET_OUTGOING = 4
 
 
-def plan_chain(names: dict[str, str]) -> Plan:
+def plan_chain(names: dict[str, str]) -> list[Step]:
     """guest - sender host - wire - responder host - guest; the hosts forward in user space."""
     steps: list[Step] = []
     for name in names.values():
@@ -51,7 +51,7 @@ def plan_chain(names: dict[str, str]) -> Plan:
         set_address(names["guest_a"], "eth0", "198.18.0.1/15"),
         set_address(names["guest_b"], "eth0", "198.18.0.2/15"),
     ]
-    return Plan(tuple(steps))
+    return steps
 
 
 def packet_socket(interface: str) -> socket.socket:

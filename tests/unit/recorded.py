@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.machine import Machine
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS
-from planewise.testbed.plan import Plan, Step
+from planewise.testbed.plan import Step
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import Testbed
 
@@ -20,8 +22,8 @@ class RecordingHost(LocalHost):
         super().__init__(name)
         self._steps = steps
 
-    def perform(self, plan: Plan) -> None:
-        self._steps += plan.steps
+    def perform(self, steps: Iterable[Step]) -> None:
+        self._steps += steps
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         return "MemAvailable: 99999999 kB"

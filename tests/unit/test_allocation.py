@@ -107,11 +107,6 @@ def test_a_design_whose_guests_no_allocator_can_serve_is_refused_by_key(
         load_design(file)
 
 
-def test_on_this_machine_the_run_says_that_vfs_are_lacking_before_anything_is_measured() -> None:
-    result = invoked("run", ROOT / "experiments/flexvf-groups-lab.yaml", "--dry-run")
-    assert "run it with --lab" in " ".join(result.output.split())
-
-
 def test_guests_are_dealt_out_to_groups_in_turn_and_the_rates_are_turned_round_later() -> None:
     clients = tuple(guest(number, "sender") for number in range(8))
     streams = streams_of(GUESTS, clients, (1.0, 2.0, 3.0))

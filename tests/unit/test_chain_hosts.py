@@ -191,11 +191,6 @@ def test_functions_take_turns_on_all_cpus_of_their_host(vnfs: int, cpus: int) ->
     assert len(sizes) == min(vnfs, cpus)
 
 
-def test_a_cpu_that_the_functions_host_has_not_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"CPU 2 of `cpus\.vnf`"):
-        assign_cpus(("vnf1",), (0, 1), {"vnf": (2,)})
-
-
 LOOK = """\
 12.34 20.00
 cpu  9 0 9 90 0 0 0 0 0 0

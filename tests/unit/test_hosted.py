@@ -109,16 +109,6 @@ def test_steps_of_one_namespace_go_to_one_process() -> None:
     ]
 
 
-def test_a_step_that_fails_is_named_in_the_error() -> None:
-    host = LocalHost("here")
-    try:
-        plan = script.Plan((set_up("", "lo"), set_up("", "pw-nothing")))
-        with pytest.raises(PlanewiseError, match="pw-nothing"):
-            script.perform(plan, host)
-    finally:
-        host.close()
-
-
 def test_a_nic_without_room_for_an_address_is_said_so() -> None:
     from planewise.testbed.script import explain
 

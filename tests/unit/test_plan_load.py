@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import PlanewiseError
+from planewise.measure.designs.design import BackgroundPart
 from planewise.testbed.hosts.counters import Reading, parse
 from planewise.testbed.hosts.host import FinishedProcess
 from planewise.testbed.loads.background import Demand, LoadSpec, Work, achieved, demand
@@ -55,15 +57,14 @@ def test_a_counter_that_went_backwards_is_an_error_and_no_number() -> None:
         {"cpu_share": 1.01},
         {"rate_pps": -1.0},
         {"rate_pps": 1.1e9},
-        {"burst": 0},
+        {"burst_packets": 0},
         {"payload_bytes": 70_000},
-        {"limit_s": 0.0},
         {"rate_pps": float("nan")},
     ],
 )
 def test_a_load_beyond_its_bounds_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadInputError, match=next(iter(wrong))):
-        LoadSpec("cpu", "sender", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        BackgroundPart.model_validate(wrong)
 
 
 def test_a_total_is_the_same_whatever_the_number_of_guests() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.testbed.hosts.ledger import token_of
 from planewise.testbed.model import Site, make_guest
-from planewise.testbed.plan import Plan, Step, new_namespace, set_master, set_up
+from planewise.testbed.plan import Step, namespaces_of, new_namespace, set_master, set_up
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.planes import plane, plane_for, plane_names, planes_of
 from planewise.testbed.setting import Arrangement, Setting
@@ -88,7 +88,7 @@ def test_the_last_possible_guest_still_has_an_address_of_its_own_host() -> None:
 def test_a_plan_uses_a_namespace_only_after_it_made_it(wanted: Setting) -> None:
     made = {"", f"pw-{TOKEN}-s", f"pw-{TOKEN}-r"}
     for step in plan_of(wanted):
-        if new := Plan((step,)).namespaces:
+        if new := namespaces_of([step]):
             assert not made.intersection(new)
             made.update(new)
         assert {step.netns, step.other} <= made, str(step)
@@ -96,9 +96,9 @@ def test_a_plan_uses_a_namespace_only_after_it_made_it(wanted: Setting) -> None:
 
 @given(settings)
 def test_every_namespace_of_a_plan_carries_the_token(wanted: Setting) -> None:
-    plan = Plan(tuple(plan_of(wanted)))
-    assert len(plan.namespaces) == 2 + 2 * wanted.background_guests
-    assert {token_of(name) for name in plan.namespaces} == {TOKEN}
+    names = namespaces_of(plan_of(wanted))
+    assert len(names) == 2 + 2 * wanted.background_guests
+    assert {token_of(name) for name in names} == {TOKEN}
 
 
 @given(settings)
@@ -119,8 +119,8 @@ def test_a_setting_that_stands_is_asked_for_again_without_a_step() -> None:
 
 
 def test_a_step_prints_as_the_command_that_does_the_same() -> None:
-    plan = Plan((*new_namespace("pw-x-s"), set_up("pw-x-s", "wire0"), set_master("a", "b", "br0")))
-    assert str(plan).splitlines() == [
+    steps = (*new_namespace("pw-x-s"), set_up("pw-x-s", "wire0"), set_master("a", "b", "br0"))
+    assert list(map(str, steps)) == [
         "ip netns add pw-x-s",
         "ip netns exec pw-x-s ip link set lo up",
         "ip netns exec pw-x-s sysctl -w net.ipv6.conf.default.addr_gen_mode=1",
@@ -205,7 +205,7 @@ def test_the_host_itself_is_one_guest_with_the_nics_interface() -> None:
 
 
 def test_the_generator_of_a_router_testbed_has_no_address_that_could_answer() -> None:
-    addresses = [line for line in str(plan_router(TOKEN)).splitlines() if " address add " in line]
+    addresses = [line for line in map(str, plan_router(TOKEN)) if " address add " in line]
     assert addresses
     assert all(f"pw-{TOKEN}-f " in line for line in addresses)
 

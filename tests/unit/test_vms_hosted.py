@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design import Design
-from planewise.measure.station import lost_guest_first
 from planewise.measure.trials import vm_options
 from planewise.testbed.guests.vms.domain import Nic, Passthrough, nic_xml
 from planewise.testbed.guests.vms.guests import read
@@ -273,16 +272,6 @@ def test_no_bytes_break_the_reader_of_kept_guests(content: bytes) -> None:
         if not content.startswith(b"LibvirtQemudSave"):
             with pytest.raises(PlanewiseError, match="holds no guest"):
                 read(path)
-
-
-def test_a_trial_that_failed_since_a_guest_ended_says_that() -> None:
-    def ended() -> None:
-        raise PlanewiseError("the virtual machine responder-main ended")
-
-    with pytest.raises(PlanewiseError, match="responder-main ended"), lost_guest_first(ended):
-        raise PlanewiseError("nobody answered")
-    with pytest.raises(PlanewiseError, match="nobody answered"), lost_guest_first(lambda: None):
-        raise PlanewiseError("nobody answered")
 
 
 def designs() -> Iterator[tuple[dict[str, object], str]]:

@@ -1,4 +1,4 @@
-"""Plans: the commands that build a testbed, as values that are printed, compared and then run.
+"""Steps: the commands that build a testbed, as values that are printed, compared and then run.
 
 Every step is a command of iproute2, or another program, and prints as one: `--dry-run` can be
 read, and pasted. `script.py` runs them.
@@ -7,6 +7,7 @@ read, and pasted. `script.py` runs them.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,19 +42,9 @@ class Step:
         return " ".join([self.program, *(["-n", self.netns] if self.netns else []), self.words])
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Steps in the order in which they are performed."""
-
-    steps: tuple[Step, ...]
-
-    @property
-    def namespaces(self) -> tuple[str, ...]:
-        """The namespaces that this plan makes: removing them undoes it."""
-        return tuple(step.other for step in self.steps if step.feature == "namespaces")
-
-    def __str__(self) -> str:
-        return "\n".join(str(step) for step in self.steps)
+def namespaces_of(steps: Iterable[Step]) -> tuple[str, ...]:
+    """The namespaces that steps make: removing them undoes these."""
+    return tuple(step.other for step in steps if step.feature == "namespaces")
 
 
 def ip(netns: str, words: str, *, other: str = "", feature: str = "") -> Step:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.plan import Plan, Step
+from planewise.testbed.plan import Step
 
 if TYPE_CHECKING:
     from planewise.testbed.hosts.host import FinishedProcess, Host
@@ -115,8 +115,8 @@ def script(groups: Iterable[Group]) -> str:
     return _START + "\n".join(levels) + "\n"
 
 
-def perform(plan: Plan, host: Host) -> None:
-    """Performs every step of `plan` on `host`; an empty namespace in it is the host's own.
+def perform(steps: Iterable[Step], host: Host) -> None:
+    """Performs steps on `host`, in their order; an empty namespace is the host's own.
 
     After an interrupt or error, nothing is undone: the caller removes the namespaces.
 
@@ -124,9 +124,9 @@ def perform(plan: Plan, host: Host) -> None:
         UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
         PlanewiseError: a step failed.
     """
-    if not plan.steps:
+    groups = grouped(steps)
+    if not groups:
         return
-    groups = grouped(plan.steps)
     done = host.run(["sh", "-s"], stdin=script(groups).encode(), timeout_s=TIMEOUT_S)
     if done.exit_code != 0:
         raise _failure(groups, done, host.name)

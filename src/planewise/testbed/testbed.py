@@ -39,7 +39,14 @@ from planewise.testbed.model import (
     make_guest,
     other_host,
 )
-from planewise.testbed.plan import Plan, Step, accept_address, new_namespace, set_mtu, set_up
+from planewise.testbed.plan import (
+    Step,
+    accept_address,
+    namespaces_of,
+    new_namespace,
+    set_mtu,
+    set_up,
+)
 from planewise.testbed.planes import plane, switch_named
 from planewise.testbed.planes.plane import Plane, Switch
 from planewise.testbed.refusals import SPARE_MIB, impossible, memory_of, shortage
@@ -160,14 +167,14 @@ class Testbed:
         key = (role, plane.name)
         if key not in self._refusals:
             state = self._states[role]
-            plan = smallest_plan(plane, role, state.token, self._mtu_bytes)
+            steps = smallest_plan(plane, role, state.token, self._mtu_bytes)
             try:
-                state.host.perform(plan)
+                state.host.perform(steps)
                 self._refusals[key] = ""
             except PlanewiseError as error:
                 self._refusals[key] = error.what
             finally:
-                remove_namespaces(state.machine, plan.namespaces)
+                remove_namespaces(state.machine, namespaces_of(steps))
         return self._refusals[key]
 
     @contextmanager
@@ -295,7 +302,7 @@ class Testbed:
         state.guests[setting.kind].prepare(made, steps)
         if self._with_vfs:
             # With VFs, a NIC's promiscuous mode may not do.
-            state.perform(
+            state.host.perform(
                 accept_address(one.site.netns, one.site.nic, one.guest.mac)
                 for one in made
                 if one.plane.switch is not None and one.guest.host == state.role
@@ -376,12 +383,12 @@ class Testbed:
             steps += previous.release_nic(self._site(state, previous.name))
         if switch is not None:
             if switch.name not in state.switches:
-                state.perform(steps)
+                state.host.perform(steps)
                 self._end_rivals(state, switch)
                 steps = list(switch.create(state, self._site(state, name)))
                 state.switches.add(switch.name)
             steps += switch.add_nic(self._site(state, name))
-        state.perform(steps)
+        state.host.perform(steps)
         state.switch = name
 
     def _end_rivals(self, state: _HostState, switch: Switch) -> None:
@@ -481,11 +488,11 @@ def local_testbed(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangeme
             yield arrangement
 
 
-def smallest_plan(plane: Plane, role: HostRole, token: str, mtu_bytes: int) -> Plan:
+def smallest_plan(plane: Plane, role: HostRole, token: str, mtu_bytes: int) -> tuple[Step, ...]:
     """A plane with one guest, on a NIC that is a veth pair, all in namespaces of its own. Pure."""
     names: dict[HostRole, str] = {host: f"pw-{token}-x{role[0]}{host[0]}" for host in HOSTS}
     site = Site("sender", names["sender"], "wire0", mtu_bytes)
-    steps: list[Step] = [*plan_pair(names, mtu_bytes).steps]
+    steps: list[Step] = plan_pair(names, mtu_bytes)
     if plane.switch is not None:
         steps += plane.switch.steps(site)
         site = site.on(plane.switch.interface(site))
@@ -495,5 +502,4 @@ def smallest_plan(plane: Plane, role: HostRole, token: str, mtu_bytes: int) -> P
         "02:70:77:00:ff:ff", "198.18.254.1", "2001:2:0:1::fffe", f"pw{token}ffff", 29_999,
     )  # fmt: skip
     guest = plane.adopt(site, guest)
-    steps += [*plane.prepare(site), *new_namespace(netns), *plane.attach(site, guest)]
-    return Plan(tuple(steps))
+    return (*steps, *plane.prepare(site), *new_namespace(netns), *plane.attach(site, guest))

@@ -107,7 +107,7 @@ def move_vfs(state: MachineState, opened: ExitStack, guests: Sequence[Guest]) ->
     moved = state.vfs.move(guests, MTU_BYTES)
     for vf in moved.values():
         opened.callback(state.vfs.return_to_pool, vf.index)
-    state.perform(set_up(guest.netns, guest.interface) for guest in guests)
+    state.host.perform(set_up(guest.netns, guest.interface) for guest in guests)
     return [replace(guest, mac=moved[guest.netns].config.mac) for guest in guests]
 
 
@@ -142,7 +142,7 @@ class Functions(ABC):
         guests = (Containers if parts.chain.kind == "container" else Namespaces)(state)
         site = Site("responder", "", state.machine.nic, MTU_BYTES)
         placed = [PlacedGuest(guest, site) for guest in parts.guests.values()]
-        state.perform(guests.create(placed, []))
+        state.host.perform(guests.create(placed, []))
         if parts.chain.kind == "container":
             for one in placed:
                 parts.opened.callback(guests.end, one)
@@ -201,7 +201,7 @@ class Routers(Functions):
 
     def _create(self) -> None:
         super()._create()
-        self.parts.state.perform(
+        self.parts.state.host.perform(
             step for name in self.namespaces for step in function_settings(name)
         )
 
@@ -216,7 +216,7 @@ class Routers(Functions):
             self._connect_machines(parts.machines, ends)
             return
         steps = routing(parts.chain, parts.guests, ends.macs)
-        state.perform([*steps, *(await_up(name) for name in self.namespaces)])
+        state.host.perform([*steps, *(await_up(name) for name in self.namespaces)])
         for number, guest in parts.guests.items():
             if parts.chain.on_vfs:
                 bind_interrupts(state.host, guest.netns, GUEST_INTERFACE, [parts.cpu(number)])
@@ -239,13 +239,13 @@ class Routers(Functions):
     def _attach_programs(self) -> None:
         parts, host = self.parts, self.parts.state.host
         router, passing = (host.program(str(program)) for program in (XDP_ROUTER, XDP_PASS))
-        parts.state.perform(attach_to_namespaces(parts.chain, parts.guests, (router, passing)))
+        parts.state.host.perform(attach_to_namespaces(parts.chain, parts.guests, (router, passing)))
         if not parts.chain.on_vfs:
             self._steer_ports()
             return
         for name in self.namespaces:  # a VF outlives its chain
             detach = ("ip", "link", "set", "dev", GUEST_INTERFACE, "xdp", "off")
-            parts.opened.callback(parts.state.perform, [run_program(name, detach)])
+            parts.opened.callback(parts.state.host.perform, [run_program(name, detach)])
         self.remarks = _remarks(
             [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
         )

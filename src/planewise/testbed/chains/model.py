@@ -18,7 +18,6 @@ Pattern = Literal["north-south", "east-west"]
 FrameSize = int | Literal["imix"]
 """Bytes of a frame with its FCS, or a mix of them."""
 
-LONGEST = 8
 FCS_BYTES = 4
 SMALLEST_BYTES = 64
 
@@ -60,11 +59,6 @@ class Chain:
         """Refuses chains that can be built nowhere."""
         if reason := plane(self.plane).function_refusal(self.kind, self.forwarder):
             raise BadInputError(reason, remedy=f"planes of chains: {', '.join(FUNCTIONS_OF)}")
-        if not 1 <= self.vnfs <= LONGEST:
-            raise BadInputError(
-                f"a chain of {self.vnfs} network functions cannot be built",
-                remedy=f"1 to {LONGEST}",
-            )
 
     @property
     def forwards(self) -> Forwarder:

@@ -144,14 +144,14 @@ class ChainTestbed:
             switch = parts.switch = DpdkSwitch(parts, self._uplink, self._ends)
             parts.opened.callback(switch.close)
             switch.add_functions()
-            self._responder.perform(ends.accepted(parts.guests, self._ends))
+            self._responder.host.perform(ends.accepted(parts.guests, self._ends))
         elif not chain.on_vfs:
             self._build_kernel_switch()
         self._functions.connect(self._ends)
         if parts.switch is not None:
             parts.switch.await_functions()
         if self._addressed:
-            self._sender.perform(ends.addresses(self._token, chain, parts.guests))
+            self._sender.host.perform(ends.addresses(self._token, chain, parts.guests))
         if not chain.polls:
             threads = ksoftirqd(host)
             self._ksoftirqd = {
@@ -160,13 +160,13 @@ class ChainTestbed:
 
     def _build_ends(self) -> None:
         if not self._separate:
-            self._responder.perform(ends.cables(self._token))
+            self._responder.host.perform(ends.cables(self._token))
             return
         names = [self._end(place) for place in PLACES]
-        self._sender.perform([step for name in names for step in new_namespace(name)])
+        self._sender.host.perform([step for name in names for step in new_namespace(name)])
         guests = [replace(self._parts.guests[1], netns=name) for name in names]
         first, last = move_vfs(self._sender, self._parts.opened, guests)
-        self._sender.perform(await_up(name) for name in names)
+        self._sender.host.perform(await_up(name) for name in names)
         nic = self._responder.machine.nic
         self._ends = Ends((first.mac, last.mac), (nic, nic))
 
@@ -183,14 +183,14 @@ class ChainTestbed:
         if self._separate:
             nics = dict.fromkeys(self._ends.nics)
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
-            self._parts.opened.callback(_ignore_errors, partial(state.perform, release))
-        state.perform([*created, *ends.ports(chain, self._parts.guests, site, self._ends)])
+            self._parts.opened.callback(_ignore_errors, partial(state.host.perform, release))
+        state.host.perform([*created, *ends.ports(chain, self._parts.guests, site, self._ends)])
         for name in self._functions.namespaces:
-            state.perform(switch.disable_offloads(switch_state, name, GUEST_INTERFACE))
+            state.host.perform(switch.disable_offloads(switch_state, name, GUEST_INTERFACE))
         if self._addressed:
             for place in PLACES:
                 steps = switch.disable_offloads(switch_state, self._end(place), GUEST_INTERFACE)
-                self._sender.perform(steps)
+                self._sender.host.perform(steps)
         if (pid := switch_state.switch_pids.get(switch.name)) is not None:
             self._switch_pid = pid
             cpu = self.placement.cpu(SWITCH)

@@ -39,14 +39,14 @@ class Namespaces(Guests):
         for name in dict.fromkeys(one.guest.plane for one in placed):
             group = [one for one in placed if one.guest.plane == name]
             if not group[0].plane.by_steps:
-                state.perform(steps)
+                state.host.perform(steps)
                 steps = []
             steps += group[0].plane.plug(state, group[0].site, group)
         netns, nic = state.machine.netns, state.machine.nic
         if steps or placed:
             mains = (one.guest.netns for one in placed if one.guest.role == "main")
             ready = [*(await_up(name) for name in mains), await_up(netns, "" if netns else nic)]
-            state.perform([*steps, *ready])
+            state.host.perform([*steps, *ready])
         for one in placed:
             one.ready = True
 
@@ -73,7 +73,7 @@ class Containers(Namespaces):
     def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
         """Starts containers and names their network namespaces, after the steps."""
         state = self.state
-        state.perform(steps)
+        state.host.perform(steps)
         docker = state.docker
 
         def start(one: PlacedGuest) -> None:

@@ -61,7 +61,7 @@ class Guests(ABC):
             PlanewiseError: one does not start.
         """
         strangers = [(placed, peer) for placed, peer in pairs if placed.peer != peer]
-        self.state.perform(
+        self.state.host.perform(
             step
             for placed, peer in strangers
             for step in placed.plane.static_neighbours(

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from planewise.testbed import script
 from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.hosts.scratch import scratch
-from planewise.testbed.plan import Plan
+from planewise.testbed.plan import Step
 
 GRACE_S = 3.0
 """How long a process that was asked to stop may take before it is killed."""
@@ -327,14 +327,14 @@ class Host(ABC):
             PlanewiseError: the host refuses that.
         """
 
-    def perform(self, plan: Plan) -> None:
-        """Performs every step of a plan; an empty namespace in it is the host's own.
+    def perform(self, steps: Iterable[Step]) -> None:
+        """Performs steps in their order; an empty namespace is the host's own.
 
         Raises:
             UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
             PlanewiseError: a step failed.
         """
-        script.perform(plan, self)
+        script.perform(steps, self)
 
     @abstractmethod
     def close(self) -> None:

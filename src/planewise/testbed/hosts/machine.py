@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,6 @@ from planewise.testbed.guests.docker import REMOVE_CGROUPS, Docker
 from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import HostRole
-from planewise.testbed.plan import Plan, Step
 from planewise.testbed.switches.dpdk_switch import PROGRAM as DPDK_PROGRAM
 from planewise.testbed.vfs.nic import Tool, VfPool
 
@@ -111,17 +110,6 @@ class MachineState:
             pool = VfPool(self.host, self.machine.nic, self.token)
             self._vfs = self.opened.enter_context(pool)
         return self._vfs
-
-    def perform(self, steps: Iterable[Step]) -> None:
-        """Performs steps on the host.
-
-        Raises:
-            UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
-            PlanewiseError: a step failed.
-        """
-        plan = Plan(tuple(steps))
-        if plan.steps:
-            self.host.perform(plan)
 
     def close(self) -> None:
         """Ends what was opened here: Docker, VFs, switches."""

@@ -27,7 +27,6 @@ from planewise.testbed.hosts.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.hosts.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
 from planewise.testbed.plan import (
-    Plan,
     Step,
     add_veth,
     await_up,
@@ -206,7 +205,7 @@ def owned(what: str) -> Iterator[tuple[Ownership, ExitStack]]:
             signals.restore(changed_signals)
 
 
-def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = "") -> Plan:
+def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = "") -> list[Step]:
     """The steps that make namespaces two hosts. Pure."""
     sender, responder = names["sender"], names["responder"]
     steps: list[Step] = [*new_namespace(sender), *new_namespace(responder)]
@@ -219,7 +218,7 @@ def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = 
             set_up(sender, wire),
             set_up(responder, wire),
         ]
-    return Plan((*steps, await_up(sender)))
+    return [*steps, await_up(sender)]
 
 
 def _state() -> Path:

@@ -55,26 +55,6 @@ class LoadSpec:
     memory_mib: int = 32
     """Memory that each process of memory load writes and reads."""
 
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("cpu_share", self.cpu_share, 0, 64 if self.by_guest else 1),
-            ("rate_pps", self.rate_pps, 0, UNPACED_PPS),
-            ("burst", self.burst, 1, 10_000),
-            ("payload_bytes", self.payload_bytes, 0, 65_507),
-            ("limit_s", self.limit_s, 0, 86_400),
-            ("busy_threads", self.busy_threads, 1, 1024),
-            ("memory_mib", self.memory_mib, 4, 65_536),
-        ):
-            if value is None:
-                continue
-            if not low <= value <= high or (value == 0 and name != "payload_bytes"):
-                raise BadInputError(
-                    f"a background load with {name} {value:g} is not possible",
-                    remedy=f"give more than 0 and at most {high:g}"
-                    if name != "payload_bytes"
-                    else f"give 0 to {high:g}",
-                )
-
 
 @dataclass(frozen=True)
 class Demand:

@@ -29,7 +29,6 @@ from planewise.testbed.model import (
     TrialPath,
 )
 from planewise.testbed.plan import (
-    Plan,
     Step,
     add_bridge,
     add_forwarding,
@@ -67,7 +66,7 @@ def plan_router(
     mtu_bytes: int = 1500,
     forwarding: Forwarding = "kernel",
     platform: RouterPlatform = "namespace",
-) -> Plan:
+) -> list[Step]:
     """A generator with two ports and a host between them that forwards IPv4 and IPv6. Pure.
 
     Docker makes the namespace of a router that is a container before this plan. A virtual machine
@@ -126,7 +125,7 @@ def plan_router(
             set_up(router, _TAP),
             add_forwarding(router, _TAP, _MACHINE_MAC),
         ]
-    return Plan(tuple(steps))
+    return steps
 
 
 def _machine(token: str) -> tuple[Guest, Mapping[str, str]]:

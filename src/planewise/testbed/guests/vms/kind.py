@@ -48,7 +48,7 @@ class VirtualMachines(Guests):
         self._vms.revive()
         if steps:
             nic = machine.bridge_nic if state.switch else machine.nic
-            state.perform([*steps, await_up(machine.netns, nic)])
+            state.host.perform([*steps, await_up(machine.netns, nic)])
         added: list[Step] = []
         for one in placed:
             path, vf_interface = _plane(one), ""
@@ -57,7 +57,7 @@ class VirtualMachines(Guests):
             added += path.attach(one.site, one.guest)
             if vf_interface:
                 added.append(await_up(machine.netns, vf_interface))
-        state.perform(added)
+        state.host.perform(added)
 
     def _take_vf(self, one: PlacedGuest) -> str:
         """Gives a guest a VF; returns its interface on the host, empty where that goes."""
@@ -92,7 +92,7 @@ class VirtualMachines(Guests):
             if above and switch is not None and not one.within:
                 entries.append(switch.static_entry(one.site, one.site.nic, peer.mac))
             one.peer = peer
-        self.state.perform(entries)
+        self.state.host.perform(entries)
 
     def wake(self, pairs: Sequence[tuple[PlacedGuest, Guest | None]]) -> None:
         """Wakes guests, and boots new ones, each with its peer as its neighbour.

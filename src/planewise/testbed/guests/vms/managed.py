@@ -14,7 +14,6 @@ from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.signals import together
 from planewise.testbed.model import Guest, Site, make_guest
-from planewise.testbed.plan import Plan
 from planewise.testbed.planes import vm_plane
 
 MANAGED_PLANE = "virtio-bridge"
@@ -52,7 +51,7 @@ def managed_machines(
         for guest in guests:
             port = plane.host_interface(guest)
             undo.callback(host.run, ["ip", "link", "delete", port])
-            host.perform(Plan(plane.attach(site, guest)))
+            host.perform(plane.attach(site, guest))
         running = undo.enter_context(guests_on(host, platform, options))
         starts = [
             partial(
