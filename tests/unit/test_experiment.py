@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from planewise.errors import PlanewiseError, StorageError
+from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.schedule import Schedule
@@ -250,27 +248,6 @@ def test_a_cell_is_given_up_after_three_failed_trials_in_a_row(tmp_path: Path) -
         outcome = run(schedule, stage, writer, Silent())
     assert (outcome.done, outcome.failed) == (9, 9)
     assert stage.attempts == 3 + 9
-
-
-def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedule, stage = make_schedule(), FakeStations()
-    with RunWriter.create(tmp_path / "run", make_info()) as writer:
-        real, calls = os.fsync, 0
-
-        def fills_up(handle: int) -> None:
-            nonlocal calls
-            calls += 1
-            if calls > 5:  # an RTT trial's packets, their directory, its line; two load trials
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real(handle)
-
-        monkeypatch.setattr(os, "fsync", fills_up)
-        with pytest.raises(StorageError, match="no space left"):
-            run(schedule, stage, writer, Silent())
-    monkeypatch.undo()
-    assert [t.trial for t in RunReader(tmp_path / "run").trials()] == names(schedule)[:3]
 
 
 def test_a_design_of_which_nothing_can_run_here_says_why() -> None:

@@ -9,7 +9,6 @@ import pytest
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.plan import (
-    Plan,
     Step,
     ip,
     new_namespace,
@@ -90,6 +89,6 @@ def test_a_missing_program_is_named_with_the_package_that_has_it() -> None:
     host = LocalHost("sender")
     try:
         with pytest.raises(UnsupportedError, match=r"`no-such-program` on sender: apt-get install"):
-            perform(Plan((step,)), host)
+            perform([step], host)
     finally:
         host.close()
