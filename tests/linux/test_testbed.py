@@ -445,14 +445,16 @@ def test_stress_takes_a_thread_of_every_background_guest_and_leaves_nothing(
     assert all(0 < cpus <= 1.1 for cpus in achieved.guests.values())
 
 
-@pytest.mark.parametrize("plane", OF_MANY)
-def test_network_load_arrives_at_its_location(plane: str) -> None:
+@pytest.mark.parametrize(
+    ("plane", "start_crew"), [*((plane, ProcessCrew) for plane in OF_MANY), ("bridge", ShellCrew)]
+)
+def test_network_load_arrives_at_its_location(plane: str, start_crew: StartCrew) -> None:
     need(plane)
     need_probe()
     if plane_called(plane).outward_only:
         return  # such a cell is refused before anything is built
     spec = LoadSpec("network", "sender", rate_pps=4000, burst=20, payload_bytes=200)
-    with here(plane, None, 4) as testbed, BackgroundLoad(testbed, spec) as load:
+    with here(plane, None, 4) as testbed, BackgroundLoad(testbed, spec, start_crew) as load:
         points = [
             CounterPoint("sender", guest.netns, guest.interface)
             for guest in testbed.background("sender")

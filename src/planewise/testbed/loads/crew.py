@@ -19,7 +19,7 @@ from typing import Literal
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.host import FinishedProcess, Host, HostProcess, ProcessTimeoutError
-from planewise.testbed.model import GUEST_INTERFACE, CounterPoint, Guest
+from planewise.testbed.model import CounterPoint, Guest
 
 STOP_S = 60.0
 """How long a crew may take to end: its members print their results."""
@@ -274,15 +274,8 @@ class ProcessCrew(Crew):
 class ShellCrew(Crew):
     """See `Crew`; one shell starts all."""
 
-    def __init__(
-        self,
-        host: Host,
-        members: Sequence[CrewProcess],
-        kind: CrewKind,
-        interface: str = GUEST_INTERFACE,
-    ) -> None:
+    def __init__(self, host: Host, members: Sequence[CrewProcess], kind: CrewKind) -> None:
         super().__init__(host, members, kind)
-        self._interface = interface
         self._directory = f"{host.directory}/{kind}"
         self._process: HostProcess = host.start(
             ["sh", "-s", self._directory],
@@ -298,7 +291,7 @@ class ShellCrew(Crew):
         self._process.wait_ready(_READY, timeout_s)
 
     def done(self) -> Mapping[str, Count]:
-        read_count = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
+        read_count = _SO_FAR[self._kind].replace("INTERFACE", self._members[0].guest.interface)
         script = (
             f'{_TREE}pids=$(cat "$1/pids") || exit; for pid in $pids; do {read_count} || exit; '
         )
