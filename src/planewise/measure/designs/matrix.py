@@ -1,7 +1,7 @@
 """What can be measured at all: kind of guest × plane × here or on two hosts.
 
 Every kind of trial between guests can be measured wherever guests can be. Whether a host has what a
-plane needs (a kernel's feature, Docker, SR-IOV) is up to the testbed (`Testbed.expect`).
+plane needs (a kernel's feature, Docker, SR-IOV) is up to the testbed (`Testbed.check`).
 """
 
 from __future__ import annotations
