@@ -425,7 +425,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
         assert frames.sent > 0
         assert frames.sent == frames.received + sum(frames.lost.values())
         testbed.start(64, 60.0)
-        os.kill(testbed.pids["vnf1"], signal.SIGKILL)
+        os.kill(testbed._functions.pids[1], signal.SIGKILL)
         with pytest.raises(PlanewiseError, match=r"vnf1.* ended while it was measured"):
             await_(lambda: not testbed.read(), "a function that died was not missed")
     assert huge_pages() == pages

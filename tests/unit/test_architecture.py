@@ -177,7 +177,7 @@ def test_no_modules_of_a_crate_use_each_other_in_a_circle(crate: str) -> None:
 REPOSITORY = CRATES.parent
 
 MOST_LINES = {
-    "src/planewise/testbed": 15_250,  # goal: 11,000
+    "src/planewise/testbed": 15_100,  # goal: 11,000
     "src/planewise/measure": 9_450,  # goal: 7,500
     "src/planewise/report": 5_300,  # goal: 4,800
     "src/planewise/judge": 6_200,  # goal: 4,000

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from planewise.testbed.chains.functions import (
 )
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import FCS_BYTES, Chain, Placement
-from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
+from planewise.testbed.chains.reading import VnfCounters, vnf_counters
 from planewise.testbed.chains.routing import (
     function_guests,
     function_settings,
@@ -370,7 +371,7 @@ class Pollers(Functions):
 
     def _read(self, number: int) -> VnfCounters:
         function, vf = self._functions[number], self._vfs.get(number)
-        began_s = now_s()
+        began_s = time.monotonic()
         stats = function.port_stats()
         earlier = self._stats.get(number, stats)
         for count, last in (
@@ -384,7 +385,7 @@ class Pollers(Functions):
                     remedy="leave the PF up while chains are measured, and `--resume` the run",
                 )
         self._stats[number] = stats
-        at_s = (began_s + now_s()) / 2
+        at_s = (began_s + time.monotonic()) / 2
         # igb counts the FCS as well (VFGOTC); other drivers of DPDK subtract it.
         fcs_bytes = FCS_BYTES if vf is not None and vf.driver == "igbvf" else 0
         return replace(stats, bytes=stats.bytes - stats.packets * fcs_bytes, at_s=at_s)

@@ -6,6 +6,7 @@ and counters go through its agent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from planewise.errors import PlanewiseError
 from planewise.testbed.chains.ends import MTU_BYTES
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
-from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
+from planewise.testbed.chains.reading import VnfCounters, vnf_counters
 from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.guests.vms.domain import AnyNic, Nic, VmOptions
 from planewise.testbed.guests.vms.kind import VirtualMachines
@@ -198,11 +199,11 @@ class FunctionMachines(VirtualMachines):
         return dict(zip(self._awake, together(work, len(work)), strict=True))
 
     def _read(self, number: int) -> VnfCounters:
-        began_s = now_s()
+        began_s = time.monotonic()
         netns = self._placed[number].guest.netns
         interface = counters.parse(self.state.host.read_text("/proc/net/dev", netns=netns))
         found = interface[GUEST_INTERFACE]
-        return vnf_counters(found, found["rx_packets"], at_s=(began_s + now_s()) / 2)
+        return vnf_counters(found, found["rx_packets"], at_s=(began_s + time.monotonic()) / 2)
 
     def close(self) -> None:
         """Ends all of them, and gives their VFs back. Idempotent."""

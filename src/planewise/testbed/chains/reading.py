@@ -5,7 +5,6 @@ Two readings make a rate; nothing here computes one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,11 +78,6 @@ class ChainReading:
     """Frames in and out by a DPDK switch's uplink, where it has one."""
     ends_at_s: float | None = None
     """When `offered` and `delivered` were read, by their own host's clock; None: at `at_s`."""
-
-
-def now_s() -> float:
-    """The monotonic clock that readings are stamped by [s]."""
-    return time.monotonic()
 
 
 def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:

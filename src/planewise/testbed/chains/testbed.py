@@ -211,11 +211,6 @@ class ChainTestbed:
         )
 
     @property
-    def pids(self) -> dict[str, int]:
-        """Processes that are functions, by name."""
-        return {f"vnf{number}": pid for number, pid in self._functions.pids.items()}
-
-    @property
     def remarks(self) -> tuple[str, ...]:
         """How the functions forward, where readers of results must know."""
         return self._functions.remarks

@@ -546,10 +546,6 @@ def _spawn(argv: tuple[str, ...], stdin: int) -> LocalProcess:
     return LocalProcess(argv, process, out, err)
 
 
-def _content(descriptor: int) -> bytes:
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, size, 0) if size else b""
-
-
 def _text(descriptor: int) -> str:
-    return _content(descriptor).decode(errors="replace")
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0).decode(errors="replace")

@@ -37,7 +37,6 @@ class PortCounters:
     rx_packets: int
     rx_bytes: int
     tx_packets: int
-    tx_bytes: int
     tx_dropped: int
     """Packets for the port that its full ring refused."""
 
@@ -201,7 +200,6 @@ def parse_ports(text: str) -> dict[str, PortCounters]:
             rx_packets=values.get("RX packets", 0),
             rx_bytes=values.get("RX bytes", 0),
             tx_packets=values.get("TX packets", 0),
-            tx_bytes=values.get("TX bytes", 0),
             tx_dropped=values.get("TX dropped", 0),
         )
     return counters
