@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost
 from planewise.testbed.hosts.machine import Machine
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS
@@ -13,6 +13,8 @@ from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import Testbed
 
 TOKEN = "0badcafe"
+SURVEY = "0\nnone\n99999999 kB\nno\nno\nno\nno\n[{}]\n"
+"""What a survey prints of a machine that has nothing but memory."""
 
 
 class RecordingHost(LocalHost):
@@ -26,7 +28,18 @@ class RecordingHost(LocalHost):
         self._steps += steps
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        return "MemAvailable: 99999999 kB"
+        return ""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> FinishedProcess:
+        return FinishedProcess(tuple(argv), 0, SURVEY, "")
 
 
 def build(wanted: Setting, times: int = 1) -> tuple[Arrangement, list[Step]]:
