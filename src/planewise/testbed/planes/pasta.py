@@ -19,7 +19,8 @@ command -v {name} >/dev/null || {name}; (({run} & pid=$!
 while [ -e /run/netns/{guest.netns} ] && kill -0 $pid; do sleep 2; done; kill $pid
 ) </dev/null >/dev/null 2>&1 &); n=0
 until ip -n {guest.netns} link show {guest.interface} >/dev/null 2>&1 || [ $n = 500 ]; do
-sleep 0.02; n=$((n + 1)); done; [ $n -lt 500 ]"""
+sleep 0.02; n=$((n + 1)); done
+[ $n -lt 500 ] || {{ echo {name}: Permission denied >&2; false; }}"""
 """Waits for the interface; then the process ends once the namespace's name has gone."""
 
 
