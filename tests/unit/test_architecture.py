@@ -180,7 +180,7 @@ MOST_LINES = {
     "src/planewise/testbed": 15_100,  # goal: 11,000
     "src/planewise/measure": 9_450,  # goal: 7,500
     "src/planewise/report": 5_300,  # goal: 4,800
-    "src/planewise/judge": 6_200,  # goal: 4,000
+    "src/planewise/judge": 6_250,  # goal: 4,000
     "src/planewise/commands": 4_700,  # goal: 3,800
     "src/planewise/advise": 3_700,  # goal: 2,500
     "src/planewise/store": 4_200,  # goal: 2,900

@@ -58,6 +58,25 @@ def test_an_erratic_curve_is_seldom_decided_although_some_load_always_has_headro
     assert words.count("BAD") <= 3
 
 
+def two_capacities(slow: int) -> Curve:
+    """Nine runs a load; of the 36 around PDR and beyond, some have 0.65 of the capacity."""
+    rng = np.random.default_rng(4)
+    states = np.ones(54)
+    states[18 + rng.permutation(36)[:slow]] = 0.65
+    loads, runs = (40e3, 67e3, 92e3, 101e3, 112e3, 170e3), dict[float, list[Run]]()
+    for load, of_load in zip(loads, states.reshape(6, 9), strict=True):
+        passed = np.minimum(load, 100e3 * of_load * (1 + rng.normal(0, 0.01, 9)))
+        runs[load] = [Run(round(load), round(rate)) for rate in passed]
+    return Curve.from_runs("two capacities", runs)
+
+
+@pytest.mark.parametrize(("slow", "word"), [(0, "GOOD"), (1, "UNDECIDED"), (5, "BAD"), (8, "BAD")])
+def test_a_second_capacity_counts_over_all_runs_that_could_show_it(slow: int, word: str) -> None:
+    verdict = judge(two_capacities(slow))
+    assert verdict.verdict == word, verdict.reason
+    assert verdict.open == ("few runs" if word == "UNDECIDED" else "")
+
+
 def test_on_a_machine_that_is_busy_with_other_things_nothing_is_bad() -> None:
     rising = curve(RISING)
     busy = Curve.from_runs(

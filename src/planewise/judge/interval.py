@@ -7,9 +7,11 @@ means of all loads are drawn together many times, and each draw gives a PDR and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import betaincinv, stdtrit
 
 from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.headroom import Headrooms, headrooms
@@ -30,6 +32,12 @@ _SATURATED_RUNS = 4.0
 _CORRELATED_RUNS = 8
 """With fewer runs at a load nothing is known of their correlation."""
 _USUAL_CORRELATION = 0.2
+_SUPPOSED = np.geomspace(0.1, 3, 30)
+"""Headrooms that are looked for in all runs together."""
+_NEAR, _FULL = 0.9, 0.95
+"""Shares of the best throughput: loads that pass so much are near PDR or beyond; in overload."""
+_UNKNOWN = 0.2
+"""From this relative error of throughput on, the runs vary too much for a claim."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,6 @@ class Estimate:
     """The loads of a curve; arrays of shape (G,)."""
 
     offered_pps: Floats
-    runs: Ints
     mean: Floats
     """Mean loss ratio as counted."""
     error: Floats
@@ -74,24 +81,59 @@ def estimate(curve: Curve, plr: float, seed: int = 1) -> Estimate:
         max(_quantile(ends, level) for ends in by_load.T)
         for by_load, level in ((read.low_by_load, _TAIL), (read.high_by_load, 1 - _TAIL))
     )
+    sure, likely = _of_runs(offered, values, plr)
     pdr_low = _quantile(read.pdr_low_pps, _TAIL)
     pdr_high = _quantile(read.pdr_high_pps, 1 - _TAIL)
     over = np.flatnonzero(mean > plr)
     first = int(over[0]) if over.size else offered.size
     return Estimate(
         offered,
-        runs,
         mean,
         error,
         plain,
         over,
-        (min(low, float(plain.low[0])), max(high, float(plain.high[0]))),
+        (max(min(low, float(plain.low[0])), sure), max(high, float(plain.high[0]), sure, likely)),
         (min(pdr_low, float(plain.pdr_low_pps[0])), max(pdr_high, float(plain.pdr_low_pps[0]))),
         (
             min(int(_quantile(read.first_over, _TAIL)), first),
             max(int(_quantile(read.first_over, 1 - _TAIL)), first),
         ),
     )
+
+
+def _of_runs(offered: Floats, values: list[Floats], plr: float) -> tuple[float, float]:
+    """The largest headrooms that the runs near PDR and beyond show together: with 95 % certainty,
+    and by their means; 0 where they show none.
+
+    As long as throughput does not fall with load, a run in overload would not have passed more at a
+    lower load. So all these runs count for the mean loss there, which is at least the share of runs
+    that lose so much (lower bound of Clopper and Pearson 1934), times that.
+    """
+    passed = [load * (1 - value) for load, value in zip(offered, values, strict=True)]
+    mean = np.array([each.mean() for each in passed])
+    if mean.max() <= 0:
+        return 0.0, 0.0
+    near = np.flatnonzero(mean >= _NEAR * mean.max())
+    alike = _inflation(values)
+    best = np.concatenate([passed[index] for index in np.flatnonzero(mean >= _FULL * mean.max())])
+    size = best.size / alike
+    deviation = max(float(best.std()), _USUAL_CAP * float(best.mean()))
+    error = stdtrit(max(1.0, size - 1), 1 - _TAIL) * deviation / math.sqrt(size)
+    runs = np.concatenate([passed[index] for index in near])
+    loads = np.concatenate([np.full(values[index].size, offered[index]) for index in near])
+    ranks, size = np.arange(1, runs.size + 1) / alike, runs.size / alike
+    share = betaincinv(ranks, size - ranks + 1, _TAIL)
+
+    def losses(throughput: float) -> Floats:
+        """Of each run, at the loads that are PDR if headroom is as supposed; the largest first."""
+        pdr = np.minimum(throughput / ((1 - plr) * (1 + _SUPPOSED[:, None])), loads)
+        return -np.sort(np.minimum(runs / pdr - 1, 0))
+
+    likely = losses(best.mean()).mean(axis=1) > plr
+    certain = np.zeros_like(likely)
+    if error < _UNKNOWN * best.mean():
+        certain = likely & ((losses(best.mean() - error) * share).max(axis=1) > plr)
+    return float(_SUPPOSED[certain].max(initial=0)), float(_SUPPOSED[likely].max(initial=0))
 
 
 def lag1(values: Floats) -> float:
