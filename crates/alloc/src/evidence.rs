@@ -159,7 +159,7 @@ mod tests {
         let has = has.map(|has| has.then(|| (vf(), true)).into_iter().collect());
         Observation {
             pfs: ["pf0".into()].into(),
-            vfs: [(vf(), ObservedVf { user, mac: Mac::ZERO })].into(),
+            vfs: [(vf(), ObservedVf { user, mac: Mac::NONE })].into(),
             guests: [("web".into(), ObservedGuest { mac, join: Join::Bond, has })].into(),
             complete: true,
         }

@@ -166,7 +166,7 @@ fn recover_vfs(ledger: &Ledger, state: &HostState, recovery: &mut Recovery) {
                 recovery.notes.push(note);
                 recovery.steps.push(Step::Recall { vf: id.clone() });
             }
-            VfPlace::Pool if vf.mac != Mac::ZERO => {
+            VfPlace::Pool if vf.mac != Mac::NONE => {
                 let mac = vf.mac;
                 recovery
                     .notes

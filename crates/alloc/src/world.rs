@@ -126,12 +126,12 @@ impl HostState {
         let mut faults = Vec::new();
         let mut macs = BTreeSet::new();
         for (id, vf) in &self.vfs {
-            if vf.mac != Mac::ZERO && !macs.insert(vf.mac) {
+            if vf.mac != Mac::NONE && !macs.insert(vf.mac) {
                 faults.push(format!("{} is the address of two VFs", vf.mac));
             }
             match &vf.place {
                 VfPlace::Lost => faults.push(format!("{id} is lost")),
-                VfPlace::Pool if vf.mac != Mac::ZERO => {
+                VfPlace::Pool if vf.mac != Mac::NONE => {
                     faults.push(format!("{id} is in the pool with the address {}", vf.mac));
                 }
                 VfPlace::Guest(guest) if !self.guests.contains_key(guest) => {
@@ -182,7 +182,7 @@ impl HostState {
                 self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.mac = *mac;
             }
             Step::ClearMac { vf } => {
-                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.mac = Mac::ZERO;
+                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.mac = Mac::NONE;
             }
             Step::Attach { guest, vf } => {
                 let place = &mut self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.place;
@@ -222,7 +222,7 @@ impl HostState {
                     for id in attached {
                         let active = *path == Path::Vf(id.clone());
                         if let Some(vf) = self.vfs.get_mut(&id) {
-                            vf.mac = if active { mac } else { Mac::ZERO };
+                            vf.mac = if active { mac } else { Mac::NONE };
                         }
                     }
                 }

@@ -108,7 +108,7 @@ fn change(direction: Direction, guest: &str, index: u16) -> Move {
 fn host(join: Join) -> (Host, Vec<Move>) {
     let mut found = HostState::default();
     for index in 0..3 {
-        found.vfs.insert(vf(index), VfPlacement { mac: Mac::ZERO, place: VfPlace::Pool });
+        found.vfs.insert(vf(index), VfPlacement { mac: Mac::NONE, place: VfPlace::Pool });
     }
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
         let guest = GuestState {

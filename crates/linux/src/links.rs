@@ -8,7 +8,8 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::link::{
-    LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp, Stats64, XdpAttached,
+    InfoBond, InfoBondPort, InfoBridge, InfoBridgePort, InfoData, InfoPortData, LinkAttribute,
+    LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp, MiiStatus, Stats64, XdpAttached,
 };
 use pw_error::{Error, Result};
 use serde::Serialize;
@@ -35,7 +36,7 @@ pub struct Link {
     pub carrier: Option<bool>,
     /// Its driver's kind (`veth`, `bridge`, …); empty on a physical NIC.
     pub kind: String,
-    /// Index of the link at its other end or below it, in `lower_netns`.
+    /// Index of the link at its other end or below it, in `lower_netns`, which whoever made it chose.
     pub lower: Option<u32>,
     /// This namespace's number for the namespace of that link; none: this one.
     pub lower_netns: Option<i32>,
@@ -47,8 +48,58 @@ pub struct Link {
     pub port: Option<String>,
     /// Its device's address on the PCI bus.
     pub pci: Option<String>,
+    /// A bond's active member.
+    pub active: Option<u32>,
+    /// Is it up by its bond's link monitoring? None: it is in no bond.
+    pub member_up: Option<bool>,
+    /// It is a bridge that filters by VLAN.
+    pub filters_vlans: bool,
+    /// How its bridge isolates or locks it as a port; none: not at all.
+    pub confined: Option<&'static str>,
     /// Its counters.
     pub stats: Stats64,
+}
+
+impl Link {
+    /// Is it up, with a link?
+    pub fn works(&self) -> bool {
+        self.up && self.carrier == Some(true)
+    }
+
+    /// Is it the host's end of this guest's veth? Only the host's word about its own interface counts, and
+    /// both indices and the namespace: a guest chooses the indices of its interfaces freely.
+    pub fn is_port_of(&self, veth: u32, netns: i32) -> bool {
+        self.kind == "veth" && (self.lower, self.lower_netns) == (Some(veth), Some(netns))
+    }
+
+    fn take(&mut self, info: LinkInfo) {
+        match info {
+            LinkInfo::Kind(kind) => self.kind = kind.to_string(),
+            LinkInfo::Data(InfoData::Bond(options)) => {
+                self.active = options.iter().find_map(|option| match option {
+                    InfoBond::ActivePort(index) if *index > 0 => Some(*index),
+                    _ => None,
+                });
+            }
+            LinkInfo::Data(InfoData::Bridge(options)) => {
+                self.filters_vlans = options.contains(&InfoBridge::VlanFiltering(true));
+            }
+            LinkInfo::PortData(InfoPortData::BridgePort(options)) => {
+                self.confined = options.iter().find_map(|option| match option {
+                    InfoBridgePort::Isolated(true) => Some("isolated"),
+                    InfoBridgePort::Locked(true) => Some("locked"),
+                    _ => None,
+                });
+            }
+            LinkInfo::PortData(InfoPortData::BondPort(options)) => {
+                self.member_up = options.iter().find_map(|option| match option {
+                    InfoBondPort::MiiStatus(status) => Some(*status == MiiStatus::Up),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
 }
 
 impl From<LinkMessage> for Link {
@@ -85,11 +136,7 @@ impl From<LinkMessage> for Link {
                 LinkAttribute::ParentDevBusName(name) => bus_is_pci = name == "pci",
                 LinkAttribute::Stats64(stats) => link.stats = stats,
                 LinkAttribute::LinkInfo(infos) => {
-                    let kind = infos.into_iter().find_map(|info| match info {
-                        LinkInfo::Kind(kind) => Some(kind.to_string()),
-                        _ => None,
-                    });
-                    link.kind = kind.unwrap_or_default();
+                    infos.into_iter().for_each(|info| link.take(info))
                 }
                 _ => {}
             }

@@ -6,7 +6,6 @@
 
 pub mod address;
 pub mod apply;
-pub mod container;
 pub mod discover;
 pub mod driver;
 pub mod kernel;

@@ -4,7 +4,6 @@ use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 
 use crate::address::PciAddress;
-use crate::container;
 use crate::kernel::Kernel;
 use crate::model::NetNs;
 use crate::namespaces;
@@ -77,15 +76,12 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
     }
 }
 
-/// The namespace that `text` names: `home`, `container:NAME`, `pid:N`, a name or a path.
+/// The namespace that `text` names: `home`, `pid:N`, a name or a path.
 pub fn netns(text: &str) -> Result<NetNs> {
     if text == "home" {
         return Ok(NetNs::Host);
     }
-    let spec = match text.strip_prefix("container:") {
-        Some(name) => Netns::Pid(container::pid(name)?),
-        None => text.parse()?,
-    };
+    let spec: Netns = text.parse()?;
     namespaces::open(&spec.path().to_string_lossy(), text)
 }
 

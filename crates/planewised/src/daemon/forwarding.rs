@@ -159,7 +159,7 @@ impl Contested {
 
 /// Is it a port of a guest? Anything else, like a NIC or a tunnel, leads to others.
 fn is_guests(link: &Link) -> bool {
-    matches!(link.kind.as_deref(), Some("veth" | "tun"))
+    matches!(&*link.kind, "veth" | "tun")
 }
 
 impl Forwarding {
@@ -352,7 +352,7 @@ fn learned_entries(
         let Some(bridge) = view.bridge_of(uplink) else { continue };
         let of_guest = |entry: &&FdbEntry| {
             let port = view.links.get(&entry.index);
-            port.is_some_and(|port| port.master == Some(bridge.index) && is_guests(port))
+            port.is_some_and(|port| port.controller == Some(bridge.index) && is_guests(port))
         };
         let learned = forwards.iter().filter(|entry| !entry.is_self && !entry.permanent);
         let learned = learned.filter(of_guest).map(|entry| (entry.mac, entry.index));
@@ -393,13 +393,13 @@ mod tests {
     /// A bridge with a PF, another NIC, two guests' ports, and a port of another bridge.
     fn view() -> PoolView {
         let links = [
-            link(1, "pf0", None, Some(5)),
-            link(2, "tap0", Some("tun"), Some(5)),
-            link(3, "other", Some("veth"), Some(6)),
-            link(4, "eth1", None, Some(5)),
-            link(5, "br0", Some("bridge"), None),
-            link(6, "br1", Some("bridge"), None),
-            link(7, "veth0", Some("veth"), Some(5)),
+            link(1, "pf0", "", Some(5)),
+            link(2, "tap0", "tun", Some(5)),
+            link(3, "other", "veth", Some(6)),
+            link(4, "eth1", "", Some(5)),
+            link(5, "br0", "bridge", None),
+            link(6, "br1", "bridge", None),
+            link(7, "veth0", "veth", Some(5)),
         ];
         PoolView {
             pfs: [("pf0".into(), pf(1, Some("br0")))].into(),
@@ -478,7 +478,7 @@ mod tests {
                 for mut link in net.all().expect("answered") {
                     // A NIC is no veth.
                     if link.name.starts_with("pf") {
-                        link.kind = None;
+                        link.kind = String::new();
                     }
                     links.insert(link.index, link);
                 }

@@ -7,9 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::link::{
-    BondAllPortActive, BondFailOverMac, BondMode, InfoBond, InfoBondPort, InfoBridge,
-    InfoBridgePort, InfoData, InfoKind, InfoPortData, LinkAttribute, LinkFlags, LinkInfo,
-    LinkMessage, MiiStatus,
+    BondAllPortActive, BondFailOverMac, BondMode, InfoBond, InfoData, InfoKind, LinkAttribute,
+    LinkInfo, LinkMessage,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
@@ -19,6 +18,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
 use pw_error::{Error, Result};
+pub use pw_linux::links::Link;
 use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
@@ -27,43 +27,6 @@ use crate::daemon::route::{self, Route};
 
 /// A bond's interval of link monitoring [ms].
 const MIIMON_MS: u32 = 100;
-
-/// An interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
-    /// Its index in its namespace.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// Its address, if it is an Ethernet interface's.
-    pub mac: Option<Mac>,
-    /// Largest IP packet [bytes].
-    pub mtu_bytes: u32,
-    /// Is it set up?
-    pub up: bool,
-    /// Does it see a link?
-    pub carrier: bool,
-    /// The interface that it is a member of (bond) or a port of (bridge).
-    pub master: Option<u32>,
-    /// A veth's peer (IFLA_LINK), by the index in the peer's namespace, which whoever made it chose.
-    pub peer: Option<u32>,
-    /// The peer's namespace, by its number in this one (IFLA_LINK_NETNSID); none: this one.
-    pub peer_netns: Option<i32>,
-    /// Its kind: `veth`, `bond`, `bridge`; none: a device.
-    pub kind: Option<String>,
-    /// The PCI address of its device.
-    pub device: Option<String>,
-    /// A bond's active member.
-    pub active: Option<u32>,
-    /// Is it up by its bond's link monitoring? None: it is in no bond.
-    pub member_up: Option<bool>,
-    /// It is a bridge that filters by VLAN.
-    pub filters_vlans: bool,
-    /// How its bridge isolates or locks it as a port; none: not at all.
-    pub confined: Option<&'static str>,
-    /// Its counters.
-    pub counters: Counters,
-}
 
 /// A netlink socket in one namespace.
 #[derive(Debug)]
@@ -155,7 +118,7 @@ impl Net {
 
     /// All interfaces.
     pub fn all(&mut self) -> Result<Vec<Link>> {
-        Ok(self.socket().links()?.into_iter().map(read_link).collect())
+        Ok(self.socket().links()?.into_iter().map(Link::from).collect())
     }
 
     /// The interface of that name.
@@ -174,7 +137,7 @@ impl Net {
 
     fn get_link(&mut self, ask: LinkMessage) -> Result<Option<Link>> {
         match self.socket().link(ask)? {
-            Ok(link) => Ok(link.map(read_link)),
+            Ok(link) => Ok(link.map(Link::from)),
             // ENODEV is an answer: there is no such interface.
             Err(libc::ENODEV) => Ok(None),
             Err(code) => self.check(|| "query an interface".to_owned(), Err(code)).map(|()| None),
@@ -425,13 +388,14 @@ impl Net {
     }
 }
 
-impl Link {
-    /// Is it the host's end of this guest's veth? Only the host's word about its own interface counts, and
-    /// both indices and the namespace: a guest chooses the indices of its interfaces freely.
-    pub fn is_port_of(&self, veth: u32, netns: i32) -> bool {
-        self.kind.as_deref() == Some("veth")
-            && (self.peer, self.peer_netns) == (Some(veth), Some(netns))
-    }
+/// The packets and bytes of an interface.
+pub const fn counters(link: &Link) -> Counters {
+    let stats = &link.stats;
+    // A promiscuous NIC also delivers frames for others. The kernel drops those of IP and counts them (since
+    // Linux 6.9) on the receiving interface: the bond, not its member.
+    let rx_packets = stats.rx_packets.saturating_sub(stats.rx_otherhost_dropped);
+    let (tx_packets, rx_bytes, tx_bytes) = (stats.tx_packets, stats.rx_bytes, stats.tx_bytes);
+    Counters { rx_packets, tx_packets, rx_bytes, tx_bytes }
 }
 
 impl FdbEntry {
@@ -462,96 +426,24 @@ fn mac_of(neighbour: &NeighbourMessage) -> Option<Mac> {
     })
 }
 
-fn read_link(message: LinkMessage) -> Link {
-    let flags = message.header.flags;
-    let mut link = Link {
-        index: message.header.index,
-        name: String::new(),
-        mac: None,
-        mtu_bytes: 0,
-        up: flags.contains(LinkFlags::Up),
-        carrier: flags.contains(LinkFlags::LowerUp),
-        master: None,
-        peer: None,
-        peer_netns: None,
-        kind: None,
-        device: None,
-        active: None,
-        member_up: None,
-        filters_vlans: false,
-        confined: None,
-        counters: Counters::default(),
-    };
-    for attribute in message.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => link.name = name,
-            LinkAttribute::Address(bytes) => link.mac = bytes.try_into().ok().map(Mac),
-            LinkAttribute::Mtu(mtu) => link.mtu_bytes = mtu,
-            LinkAttribute::Controller(index) => link.master = Some(index),
-            LinkAttribute::Link(index) => link.peer = Some(index),
-            LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(id),
-            LinkAttribute::ParentDevName(name) => link.device = Some(name),
-            LinkAttribute::Stats64(stats) => {
-                // A promiscuous NIC also delivers frames for others. The kernel drops those of IP and counts
-                // them (since Linux 6.9) on the receiving interface: the bond, not its member.
-                let for_others = stats.rx_otherhost_dropped;
-                link.counters = Counters {
-                    rx_packets: stats.rx_packets.saturating_sub(for_others),
-                    tx_packets: stats.tx_packets,
-                    rx_bytes: stats.rx_bytes,
-                    tx_bytes: stats.tx_bytes,
-                };
-            }
-            LinkAttribute::LinkInfo(infos) => {
-                for info in infos {
-                    match info {
-                        LinkInfo::Kind(kind) => link.kind = Some(kind.to_string()),
-                        LinkInfo::Data(InfoData::Bond(options)) => {
-                            link.active = options.iter().find_map(|option| match option {
-                                InfoBond::ActivePort(index) if *index > 0 => Some(*index),
-                                _ => None,
-                            });
-                        }
-                        LinkInfo::Data(InfoData::Bridge(options)) => {
-                            link.filters_vlans = options.contains(&InfoBridge::VlanFiltering(true));
-                        }
-                        LinkInfo::PortData(InfoPortData::BridgePort(options)) => {
-                            link.confined = options.iter().find_map(|option| match option {
-                                InfoBridgePort::Isolated(true) => Some("isolated"),
-                                InfoBridgePort::Locked(true) => Some("locked"),
-                                _ => None,
-                            });
-                        }
-                        LinkInfo::PortData(InfoPortData::BondPort(options)) => {
-                            link.member_up = options.iter().find_map(|option| match option {
-                                InfoBondPort::MiiStatus(status) => Some(*status == MiiStatus::Up),
-                                _ => None,
-                            });
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    link
-}
-
 #[cfg(test)]
 /// Also what other tests make interfaces with.
 pub mod tests {
     use super::*;
 
-    /// An interface that is up.
-    pub fn link(index: u32, name: &str, kind: Option<&str>, master: Option<u32>) -> Link {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        message.header.flags = LinkFlags::Up | LinkFlags::LowerUp;
-        message.attributes.push(LinkAttribute::IfName(name.into()));
-        let mac = vec![2, 0, 0, 0, 0, index as u8];
-        message.attributes.extend([LinkAttribute::Address(mac), LinkAttribute::Mtu(1500)]);
-        Link { kind: kind.map(Into::into), master, ..read_link(message) }
+    /// An interface that is up; a device is of no kind.
+    pub fn link(index: u32, name: &str, kind: &str, controller: Option<u32>) -> Link {
+        Link {
+            index,
+            name: name.into(),
+            mac: Some(Mac([2, 0, 0, 0, 0, index as u8])),
+            mtu_bytes: 1500,
+            up: true,
+            carrier: Some(true),
+            kind: kind.into(),
+            controller,
+            ..Link::default()
+        }
     }
 
     #[test]

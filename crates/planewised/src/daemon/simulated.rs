@@ -122,7 +122,7 @@ impl World {
         {
             let mut state = world.lock();
             for index in 0..config.vfs {
-                let vf = VfPlacement { mac: Mac::ZERO, place: VfPlace::Pool };
+                let vf = VfPlacement { mac: Mac::NONE, place: VfPlace::Pool };
                 state.host.vfs.insert(VfId::new(PF, index), vf);
             }
         }
@@ -257,7 +257,7 @@ impl World {
         let guests: Vec<GuestId> = state.host.guests.keys().cloned().collect();
         guests.iter().for_each(|guest| state.host.release(guest));
         for vf in state.host.vfs.values_mut() {
-            *vf = VfPlacement { mac: Mac::ZERO, place: VfPlace::Pool };
+            *vf = VfPlacement { mac: Mac::NONE, place: VfPlace::Pool };
         }
     }
 

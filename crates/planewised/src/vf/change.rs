@@ -12,6 +12,7 @@ use pw_sriov::plan::{Driver, Move, Settings, Setup, Step};
 use serde::Serialize;
 
 use super::ChangeArgs;
+use crate::daemon::guests::containers;
 use crate::output;
 
 /// Give a PF its VFs: number, MAC addresses, driver.
@@ -228,7 +229,10 @@ pub fn bind(args: &BindArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Re
 /// `vf move`
 pub fn move_vf(args: &MoveArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
     let change = Move {
-        to: lookup::netns(&args.to)?,
+        to: match args.to.strip_prefix("container:") {
+            Some(name) => lookup::netns(&format!("pid:{}", containers::process(name)?))?,
+            None => lookup::netns(&args.to)?,
+        },
         name: args.name.clone(),
         mac: args.mac,
         mtu_bytes: args.mtu,

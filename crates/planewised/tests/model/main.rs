@@ -323,7 +323,7 @@ impl Model {
         assert!(violations.is_empty(), "{violations:?}");
         let found = self.world.state();
         let ours = found.vfs.iter().filter(|(_, vf)| {
-            !matches!(vf.place, VfPlace::Foreign(_) | VfPlace::Unknown(_)) && vf.mac != Mac::ZERO
+            !matches!(vf.place, VfPlace::Foreign(_) | VfPlace::Unknown(_)) && vf.mac != Mac::NONE
         });
         let macs: Vec<Mac> = ours.map(|(_, vf)| vf.mac).collect();
         let different: BTreeSet<&Mac> = macs.iter().collect();

@@ -239,7 +239,7 @@ impl Core {
                 (User::Guest(why), Some(gap)) => VfPlace::Unknown(format!("{why}; {gap}")),
                 (User::Unknown(why), _) => VfPlace::Unknown(why.clone()),
             };
-            let mac = if addresses.contains(&vf.mac) { vf.mac } else { Mac::ZERO };
+            let mac = if addresses.contains(&vf.mac) { vf.mac } else { Mac::NONE };
             state.vfs.insert(id.clone(), VfPlacement { mac, place });
         }
         Ok(state)

@@ -66,7 +66,7 @@ impl HostPool {
 
     /// The host's filters: newer than all of these ports, and not older than `FILTERS_OLD`.
     fn read_filters(&mut self, net: &mut Net, links: &BTreeMap<u32, Link>) -> Arc<Filters> {
-        let mut ports = links.values().filter(|link| link.master.is_some());
+        let mut ports = links.values().filter(|link| link.controller.is_some());
         let is_new = ports.any(|port| !self.filters.read.contains(&port.index));
         if is_new || Instant::now() >= self.filters_due {
             let filters = Filters::read(net, links.values());
@@ -118,7 +118,7 @@ fn read(kernel: &mut Linux, state: &State, pfs: &[PfId]) -> Result<PoolView> {
                 mac: {
                     let by_pf = vf.config.as_ref().and_then(|config| config.mac);
                     let by_interface = vf.netdev.as_ref().and_then(|netdev| netdev.mac);
-                    delivered(by_pf, by_interface.map(|mac| Mac(mac.0))).unwrap_or(Mac::ZERO)
+                    delivered(by_pf, by_interface).unwrap_or(Mac::NONE)
                 },
                 driver: vf.driver.clone(),
                 user: match host_use.user(vf) {
@@ -192,7 +192,7 @@ impl PoolExecutor {
         deadline: Instant,
     ) -> Result<plan::Plan> {
         let set = |setting| plan::Step::Set { pf: address, vf: u32::from(id.index), setting };
-        let set_mac = |mac: Mac| set(Setting::Mac(pw_sriov::mac::Mac(mac.0)));
+        let set_mac = |mac: Mac| set(Setting::Mac(mac));
         if let Step::Recall { .. } = step {
             let (_, vf) = self.vf(id, address)?;
             return Ok(match &vf.netdev {
@@ -212,7 +212,7 @@ impl PoolExecutor {
             // From its first frame on a guest's VF sends by its own address only, and can take no other.
             Step::Reserve { .. } => confinement(vf.config.as_ref()).into_iter().map(set).collect(),
             Step::SetMac { mac, .. } => vec![set_mac(*mac)],
-            Step::ClearMac { .. } => vec![set_mac(Mac::ZERO)],
+            Step::ClearMac { .. } => vec![set_mac(Mac::NONE)],
             Step::Reset { .. } => Self::reset(&pf, &vf, &set)?,
             _ => Vec::new(),
         })
@@ -245,7 +245,7 @@ impl PoolExecutor {
         if config.link_state.is_some_and(|state| state != LinkState::Auto) {
             plan.push(set(Setting::LinkState(LinkState::Auto)));
         }
-        plan.push(set(Setting::Mac(pw_sriov::mac::Mac::NONE)));
+        plan.push(set(Setting::Mac(Mac::NONE)));
         if let Some(driver) = Driver::Network.name(pf)? {
             plan::bind(vf.address, &driver, None, &mut plan);
         }
@@ -266,7 +266,7 @@ impl Pool for HostPool {
         };
         let links: BTreeMap<u32, Link> =
             net.all()?.into_iter().map(|link| (link.index, link)).collect();
-        let at_home = |link: &Link| Some((link.device.clone()?, link.mac?));
+        let at_home = |link: &Link| Some((link.pci.clone()?, link.mac?));
         let at_home: BTreeMap<String, Mac> = links.values().filter_map(at_home).collect();
         let mut vfs_of = Links::open()?;
         for (name, pf) in &mut view.pfs {
@@ -274,9 +274,9 @@ impl Pool for HostPool {
                 // Its driver was rebound, or it was renamed: the view is out of date.
                 return Err(Error::failed(format!("the PF {name} has changed"), ""));
             };
-            pf.link_up = link.up && link.carrier;
-            let bridge = link.master.and_then(|master| links.get(&master));
-            let bridge = bridge.filter(|bridge| bridge.kind.as_deref() == Some("bridge"));
+            pf.link_up = link.works();
+            let bridge = link.controller.and_then(|master| links.get(&master));
+            let bridge = bridge.filter(|bridge| bridge.kind == "bridge");
             pf.bridge = bridge.map(|bridge| bridge.name.clone());
             let mut infos: BTreeMap<u16, VfInfo> = vfs_of
                 .vfs(name.as_str())?
@@ -294,7 +294,7 @@ impl Pool for HostPool {
                 vf.changed = changed(&info.config);
                 let user = self.quick_user(vf.address);
                 let by_interface = at_home.get(&vf.address.to_string()).copied();
-                let nowhere = if user.is_nobody() { Mac::ZERO } else { vf.mac };
+                let nowhere = if user.is_nobody() { Mac::NONE } else { vf.mac };
                 vf.mac = delivered(info.config.mac, by_interface).unwrap_or(nowhere);
                 // This shows that a user came or went; its identity, and the host's own use, take a reading.
                 let with_host = matches!(vf.user, User::Nobody | User::Host(_));
@@ -388,8 +388,8 @@ fn strayed(vf: &model::Vf) -> bool {
 
 /// The address whose frames the NIC delivers to the VF: the PF's setting, else its interface's; none: neither
 /// shows one.
-fn delivered(by_pf: Option<pw_sriov::mac::Mac>, by_interface: Option<Mac>) -> Option<Mac> {
-    by_pf.map(|mac| Mac(mac.0)).filter(|mac| *mac != Mac::ZERO).or(by_interface)
+fn delivered(by_pf: Option<Mac>, by_interface: Option<Mac>) -> Option<Mac> {
+    by_pf.filter(|mac| *mac != Mac::NONE).or(by_interface)
 }
 
 fn reading(counters: &model::Counters) -> Reading {
@@ -459,9 +459,8 @@ mod tests {
     #[test]
     fn a_vf_that_came_home_has_its_own_address_at_the_next_sample_and_not_its_last_guests() {
         let (guests, own) = (Mac([6, 0, 0, 0, 0, 1]), Mac([6, 0, 0, 0, 0, 2]));
-        let by_pf = |mac: Mac| Some(pw_sriov::mac::Mac(mac.0));
-        assert_eq!(delivered(by_pf(guests), Some(own)), Some(guests));
-        assert_eq!(delivered(by_pf(Mac::ZERO), Some(own)), Some(own));
+        assert_eq!(delivered(Some(guests), Some(own)), Some(guests));
+        assert_eq!(delivered(Some(Mac::NONE), Some(own)), Some(own));
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl PoolVf {
     pub const fn unused(address: PciAddress) -> Self {
         Self {
             address,
-            mac: Mac::ZERO,
+            mac: Mac::NONE,
             driver: None,
             user: User::Nobody,
             changed: None,
@@ -65,7 +65,7 @@ impl PoolVf {
 }
 
 /// The last reading of the pool.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct PoolView {
     /// PFs by interface name.
     pub pfs: BTreeMap<PfId, PoolPf>,
@@ -82,8 +82,8 @@ pub struct PoolView {
 impl PoolView {
     /// The bridge that this interface is a port of.
     pub fn bridge_of(&self, port: &Link) -> Option<&Link> {
-        let master = self.links.get(&port.master?)?;
-        (master.kind.as_deref() == Some("bridge")).then_some(master)
+        let master = self.links.get(&port.controller?)?;
+        (master.kind == "bridge").then_some(master)
     }
 
     /// The PFs that are ports of this bridge: only their VFs lead to its network.

@@ -43,7 +43,7 @@ impl Addresses<'_> {
         // A VF that was just returned may still have its last guest's address.
         let of_pool = |link: &Link| {
             let vfs = || self.pool.vfs.values().map(|vf| vf.address.to_string());
-            link.device.as_ref().is_some_and(|device| vfs().any(|vf| vf == *device))
+            link.pci.as_ref().is_some_and(|device| vfs().any(|vf| vf == *device))
         };
         let same = |link: &&Link| link.mac == Some(mac) && !of_pool(link);
         if let Some(link) = self.links.iter().find(same) {
@@ -61,7 +61,9 @@ impl Addresses<'_> {
                 && entry.learned
                 && entry.index != port.index
                 && !is_pf(entry.index)
-                && other.is_some_and(|other| other.master.is_some() && other.master == port.master)
+                && other.is_some_and(|other| {
+                    other.controller.is_some() && other.controller == port.controller
+                })
         };
         let entry = self.forwards.iter().find(elsewhere)?;
         let port = self.links.iter().find(|link| link.index == entry.index)?;
@@ -82,11 +84,11 @@ mod tests {
         change: impl FnOnce(&mut Vec<Link>, &mut Vec<FdbEntry>, &mut PoolView),
     ) -> Option<String> {
         let mut links = vec![
-            link(1, "pf0", None, Some(5)),
-            link(2, "veth1", Some("veth"), Some(5)),
-            link(3, "tap0", Some("tun"), Some(5)),
-            link(4, "tap1", Some("tun"), Some(6)),
-            link(5, "br0", Some("bridge"), None),
+            link(1, "pf0", "", Some(5)),
+            link(2, "veth1", "veth", Some(5)),
+            link(3, "tap0", "tun", Some(5)),
+            link(4, "tap1", "tun", Some(6)),
+            link(5, "br0", "bridge", None),
         ];
         let pf = PoolPf {
             index: 1,
@@ -130,7 +132,7 @@ mod tests {
     #[test]
     fn a_vf_that_has_just_come_home_may_have_the_address_of_its_last_guest() {
         let come_home = |links: &mut Vec<Link>, pool: &mut PoolView| {
-            let vf = Link { device: Some("0000:01:10.0".into()), ..link(9, "vf0", None, None) };
+            let vf = Link { pci: Some("0000:01:10.0".into()), ..link(9, "vf0", "", None) };
             links.push(Link { mac: Some(MINE), ..vf });
             let unused = PoolVf::unused("0000:01:10.0".parse().expect("valid"));
             let seen = PoolVf { mac: MINE, ..unused };
@@ -150,7 +152,7 @@ mod tests {
             guests: &guests,
             pool: &pool,
         };
-        let port = link(2, "veth1", Some("veth"), Some(5));
+        let port = link(2, "veth1", "veth", Some(5));
         let conflict = |mac, given: &[Mac]| addresses.conflict(&"web".into(), mac, given, &port);
         assert_eq!(conflict(MINE, &[MINE]), None);
         let other = Mac([2, 0x70, 0, 0, 0, 7]);

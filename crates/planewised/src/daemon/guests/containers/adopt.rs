@@ -187,7 +187,7 @@ pub fn adopt(
     };
     record.container.clone_from(&spec.container);
     let (_, port) = pair_of(&net.all()?, record.port).ok_or_else(no_port)?;
-    let bridge = host_links.iter().find(|link| Some(link.index) == port.master);
+    let bridge = host_links.iter().find(|link| Some(link.index) == port.controller);
     let bridge = bridge.map(|bridge| bridge.name.clone());
     if pool.pfs_of(bridge.as_deref()).next().is_none() {
         let name = bridge.as_deref().unwrap_or("none");
@@ -201,7 +201,7 @@ pub fn adopt(
     let addresses = Addresses {
         links: &host_links,
         forwards: &host.fdb_entries()?,
-        stations: &host.stations(&port.master.into_iter().collect())?,
+        stations: &host.stations(&port.controller.into_iter().collect())?,
         guests: &settings.guests,
         pool,
     };
@@ -248,7 +248,7 @@ pub fn adopt(
 fn pair(host: &[Link], guest: &[Link], port: u32, netns_id: i32) -> Option<(Link, Link)> {
     let port = host.iter().find(|link| link.index == port)?;
     let veth = guest.iter().find(|veth| port.is_port_of(veth.index, netns_id))?;
-    (veth.kind.as_deref() == Some("veth")).then(|| (veth.clone(), port.clone()))
+    (veth.kind == "veth").then(|| (veth.clone(), port.clone()))
 }
 
 /// The state of a guest before it is managed; `port` finds the host's end of a veth.
@@ -260,7 +260,7 @@ fn record_state(
 ) -> Result<Record> {
     let namespace = net.identity();
     let links = net.all()?;
-    let veths = || links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
+    let veths = || links.iter().filter(|link| link.kind == "veth");
     let link = match &spec.interface {
         Some(name) => links.iter().find(|link| link.name == *name).ok_or_else(|| {
             Error::failed(format!("it has no interface {name}"), "name the one that it has")
@@ -281,14 +281,14 @@ fn record_state(
             }
         },
     };
-    let (Some("veth"), Some(mac)) = (link.kind.as_deref(), link.mac) else {
-        let kind = link.kind.as_deref().unwrap_or("a device");
+    let ("veth", Some(mac)) = (&*link.kind, link.mac) else {
+        let kind = if link.kind.is_empty() { "a device" } else { &link.kind };
         return Err(Error::failed(
             format!("its interface {} is no veth but {kind}", link.name),
             "only an end of a veth pair can be joined with a VF",
         ));
     };
-    if link.master.is_some() {
+    if link.controller.is_some() {
         return Err(Error::failed(
             format!("its interface {} is a member of a bond or bridge already", link.name),
             "take it out: it can be a member of one only",
@@ -329,9 +329,7 @@ fn record_state(
 }
 
 fn find_bond<'a>(links: &'a [Link], record: &Record) -> Option<&'a Link> {
-    let bond = |name: &str| {
-        links.iter().find(|link| link.name == name && link.kind.as_deref() == Some("bond"))
-    };
+    let bond = |name: &str| links.iter().find(|link| link.name == name && link.kind == "bond");
     bond(BOND_NAME).or_else(|| bond(&record.interface))
 }
 
@@ -345,7 +343,7 @@ fn join(net: &mut Net, record: &Record, veth: &Link) -> Result<u32> {
         }
     };
     failpoint::reached(|| "adopt/bond".to_owned());
-    if veth.master != Some(bond.index) {
+    if veth.controller != Some(bond.index) {
         net.change(veth, &Change::Up(false))?;
         for address in &record.addresses {
             net.change(veth, &Change::DeleteAddress(address.parse()?))?;
@@ -384,8 +382,17 @@ fn join(net: &mut Net, record: &Record, veth: &Link) -> Result<u32> {
     Ok(bond.index)
 }
 
+/// Removes the record of a guest that is gone with its namespace, and its entries in NICs and bridges.
+pub fn forget(id: &GuestId, records: &Path, pool: &PoolView) -> Result<()> {
+    if let Some(record) = record::read(records, id)? {
+        forget_address(record.mac, &mut Net::open()?, pool)?;
+        record::remove(records, id)?;
+    }
+    Ok(())
+}
+
 /// Removes an address from NICs' filters and bridges.
-pub fn forget_address(mac: Mac, host: &mut Net, pool: &PoolView) -> Result<()> {
+fn forget_address(mac: Mac, host: &mut Net, pool: &PoolView) -> Result<()> {
     for pf in pool.pfs.values() {
         host.set_nic_filter(mac, pf.index, false)?;
         host.delete_bridge_fdb(mac, pf.index)?;
@@ -422,14 +429,14 @@ pub fn restore(adopted: Adopted, records: &Path) -> Result<()> {
         veth.ok_or_else(|| Error::failed(format!("its veth {} is gone", record.interface), ""))?;
     if let Some(bond) = find_bond(&links, &record) {
         net.change(bond, &Change::Up(false))?;
-        if veth.master.is_some() {
+        if veth.controller.is_some() {
             net.enslave(&veth, None)?;
         }
         net.remove(bond)?;
     }
     net.change(&veth, &Change::Up(false))?;
     if veth.mac != Some(record.mac) {
-        net.change(&veth, &Change::Mac(pw_sriov::mac::Mac(record.mac.0)))?;
+        net.change(&veth, &Change::Mac(record.mac))?;
     }
     if veth.name != record.interface {
         net.change(&veth, &Change::Name(record.interface.clone()))?;
@@ -557,7 +564,7 @@ mod tests {
                 let id = host.netns_id(file.as_fd()).expect("answered");
                 let eth0 = links.iter().find(|link| link.name == "eth0").expect("made");
                 // Both say that their peer is number 70.
-                assert_eq!(eth0.peer, Some(70));
+                assert_eq!(eth0.lower, Some(70));
                 id.and_then(|id| pair(&host_links, &links, 70, id)).map(|(veth, _)| veth.name)
             };
             assert_eq!(pair_of(victim).as_deref(), Some("eth0"));

@@ -77,10 +77,7 @@ async fn watch(state: &Weak<Mutex<SourceState>>, socket: &Path) {
 
 /// One connection to Docker, until it breaks.
 async fn follow(state: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), String> {
-    let path = socket.to_str().ok_or("its path is no text")?;
-    let client = Client::connect_with_unix(path, PATIENCE.as_secs(), API_DEFAULT_VERSION)
-        .map_err(|error| error.to_string())?;
-    let client = within(client.negotiate_version()).await?;
+    let client = connect(socket).await?;
     let filters = HashMap::from([
         ("type", vec!["container"]),
         ("event", vec!["start", "die", "rename", "pause", "unpause"]),
@@ -102,6 +99,13 @@ async fn follow(state: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), S
     }
 }
 
+async fn connect(socket: &Path) -> Result<Client, String> {
+    let path = socket.to_str().ok_or("its path is no text")?;
+    let client = Client::connect_with_unix(path, PATIENCE.as_secs(), API_DEFAULT_VERSION)
+        .map_err(|error| error.to_string())?;
+    within(client.negotiate_version()).await
+}
+
 async fn within<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
     match tokio::time::timeout(PATIENCE, request).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
@@ -116,16 +120,57 @@ async fn list(client: &Client) -> Result<Vec<Container>, String> {
     let mut containers = Vec::new();
     for listed in within(client.list_containers(Some(options))).await? {
         let Some(id) = &listed.id else { return Err("it lists a container without id".into()) };
-        let answer = tokio::time::timeout(PATIENCE, client.inspect_container(id, None)).await;
-        match answer {
-            Ok(Ok(inspected)) => containers.extend(container(&listed, &inspected)),
-            // It has ended meanwhile.
-            Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {}
-            Ok(Err(error)) => return Err(format!("{id}: {error}")),
-            Err(_) => return Err(format!("{id}: nothing came within {} s", PATIENCE.as_secs())),
-        }
+        // It may have ended meanwhile.
+        let inspected = inspect(client, id).await?;
+        containers.extend(inspected.and_then(|inspected| container(&listed, &inspected)));
     }
     Ok(containers)
+}
+
+/// A container; none: there is none of that name or id.
+async fn inspect(client: &Client, id: &str) -> Result<Option<ContainerInspectResponse>, String> {
+    match tokio::time::timeout(PATIENCE, client.inspect_container(id, None)).await {
+        Ok(Ok(inspected)) => Ok(Some(inspected)),
+        Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => Ok(None),
+        Ok(Err(error)) => Err(format!("{id}: {error}")),
+        Err(_) => Err(format!("{id}: nothing came within {} s", PATIENCE.as_secs())),
+    }
+}
+
+/// The process of a running container of Docker, or of another engine with its API.
+pub fn process(name: &str) -> pw_error::Result<u32> {
+    let named = std::env::var("DOCKER_HOST").ok();
+    let socket = named.as_deref().and_then(|host| host.strip_prefix("unix://"));
+    process_at(Path::new(socket.unwrap_or("/var/run/docker.sock")), name)
+}
+
+fn process_at(socket: &Path, name: &str) -> pw_error::Result<u32> {
+    let bad = |what: String| pw_error::Error::bad_input(what, "list them with `docker ps`");
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    if name.is_empty() || !name.bytes().all(plain) {
+        return Err(bad(format!("'{name}' is not a name or id of a container")));
+    }
+    let failed = |why: String| {
+        pw_error::Error::failed(
+            format!("Docker does not answer at {}: {why}", socket.display()),
+            "start it, or name its socket in DOCKER_HOST (unix:///…)",
+        )
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| failed(error.to_string()))?;
+    let asked = async { inspect(&connect(socket).await?, name).await };
+    let Some(found) = runtime.block_on(asked).map_err(failed)? else {
+        return Err(bad(format!("there is no container {name}")));
+    };
+    let state = found.state.unwrap_or_default();
+    let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    pid.ok_or_else(|| {
+        let status = state.status.map_or_else(|| "stopped".to_owned(), |is| is.to_string());
+        pw_error::Error::failed(
+            format!("the container {name} does not run: it is {status}"),
+            format!("start it: docker start {name}"),
+        )
+    })
 }
 
 /// A running container; none where it does not run.
@@ -267,6 +312,27 @@ mod tests {
         let state = state(&broken);
         assert!(matches!(state.containers, KnownContainers::Unknown(_)), "{state:?}");
         assert!(state.trouble.is_some());
+    }
+
+    #[test]
+    fn the_process_of_a_running_container_is_told_and_why_another_has_none() {
+        let process = |status, body: &'static str, name: &str| {
+            let docker = made_up(move |path| answer(path, (status, body)));
+            process_at(&docker.path().join("sock"), name)
+        };
+        assert_eq!(process(200, INSPECTED, "web").expect("it runs"), 42);
+        let ended = r#"{"State":{"Status":"exited","Pid":0}}"#;
+        let error = process(200, ended, "web").expect_err("ended");
+        assert!(error.what.contains("does not run: it is exited"), "{}", error.what);
+        let error = process(404, r#"{"message":"no such container"}"#, "x").expect_err("none");
+        assert_eq!(
+            (error.kind, error.what.as_str()),
+            (pw_error::Kind::BadInput, "there is no container x")
+        );
+        let error = process(200, INSPECTED, "../images").expect_err("no name");
+        assert_eq!(error.kind, pw_error::Kind::BadInput);
+        let error = process_at(Path::new("/nonexistent/docker.sock"), "x").expect_err("nobody");
+        assert!(error.what.starts_with("Docker does not answer at /nonexistent"));
     }
 
     #[test]

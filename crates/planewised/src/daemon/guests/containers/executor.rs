@@ -56,8 +56,7 @@ fn inactive_mac(device: &str) -> Mac {
 
 /// Sets the VF's address by its PF, so that it can have no other; None: the VF may choose.
 fn set_vf_mac(pool: &PoolView, vf: &VfId, mac: Option<Mac>) -> Result<()> {
-    let mac = mac.map_or(pw_sriov::mac::Mac::NONE, |mac| pw_sriov::mac::Mac(mac.0));
-    apply_setting(vf, pool, Setting::Mac(mac), "set the address of")
+    apply_setting(vf, pool, Setting::Mac(mac.unwrap_or(Mac::NONE)), "set the address of")
 }
 
 impl Adopted {
@@ -67,7 +66,7 @@ impl Adopted {
             return Ok(None);
         };
         let links = self.net.all()?;
-        Ok(links.into_iter().find(|link| link.device.as_deref() == Some(&address)))
+        Ok(links.into_iter().find(|link| link.pci.as_deref() == Some(&address)))
     }
 
     pub(super) fn bond(&mut self) -> Result<Link> {
@@ -95,16 +94,15 @@ impl Adopted {
         if self.vf_link(pool, vf)?.is_none() {
             let address = pool_vf.address.to_string();
             let links = host.all()?;
-            let link = links
-                .iter()
-                .find(|link| link.device.as_deref() == Some(&address))
-                .ok_or_else(|| {
+            let link = links.iter().find(|link| link.pci.as_deref() == Some(&address)).ok_or_else(
+                || {
                     let driver = pool_vf.driver.as_deref().unwrap_or("none");
                     Error::failed(
                         format!("the VF {vf} has no interface here: its driver is {driver}"),
                         format!("planewised vf bind {vf} netdev"),
                     )
-                })?;
+                },
+            )?;
             // From the first frame on the VF can have no other address, nor receive others' frames.
             let inactive = self.enforce_mac.then(|| inactive_mac(&address));
             set_vf_mac(pool, vf, inactive)?;
@@ -117,7 +115,7 @@ impl Adopted {
             Error::failed(format!("{vf} did not arrive in the guest's namespace"), "")
         })?;
         self.paths().has.insert(vf.clone(), link.index);
-        if link.master != Some(bond.index) {
+        if link.controller != Some(bond.index) {
             self.net.change(&link, &Change::Up(false))?;
             if link.mtu_bytes != bond.mtu_bytes {
                 self.net.change(&link, &Change::MtuBytes(bond.mtu_bytes))?;
@@ -132,7 +130,7 @@ impl Adopted {
             let Some(link) = self.vf_link(pool, vf)? else {
                 return Err(Failure::silent(format!("{vf} left the guest")));
             };
-            if link.up && link.carrier && link.member_up == Some(true) {
+            if link.works() && link.member_up == Some(true) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -146,7 +144,7 @@ impl Adopted {
     fn set_mac(&mut self, link: &Link, mac: Mac) -> Result<()> {
         match self.net.indexed(link.index)? {
             Some(current) if current.mac == Some(mac) => Ok(()),
-            _ => self.net.change(link, &Change::Mac(pw_sriov::mac::Mac(mac.0))),
+            _ => self.net.change(link, &Change::Mac(mac)),
         }
     }
 
@@ -231,9 +229,9 @@ impl Adopted {
         // Frames that the VF received and has not delivered yet are delivered meanwhile.
         std::thread::sleep(OVERLAP);
         for link in self.net.all()? {
-            if link.master == Some(bond.index)
+            if link.controller == Some(bond.index)
                 && link.mac == Some(mac)
-                && let Some(device) = &link.device
+                && let Some(device) = &link.pci
             {
                 let inactive = inactive_mac(device);
                 let vf = pool.vfs.iter().find(|(_, vf)| vf.address.to_string() == *device);
@@ -280,10 +278,10 @@ impl Adopted {
             Path::Paravirtual => {
                 let veth = self.veth()?;
                 let port = self.port(host)?;
-                if !(veth.up && veth.carrier) || veth.master != Some(self.bond) {
+                if !veth.works() || veth.controller != Some(self.bond) {
                     return failed(format!("{} in the guest is down", veth.name));
                 }
-                if port.is_none_or(|port| !port.up || !port.carrier) {
+                if port.is_none_or(|port| !port.works()) {
                     return failed("the host's end of its veth is down".to_owned());
                 }
             }
@@ -295,7 +293,7 @@ impl Adopted {
                 if bond.active != Some(link.index) {
                     return failed(format!("the guest does not send by {vf}"));
                 }
-                if !link.carrier || link.mac != Some(mac) {
+                if !link.works() || link.mac != Some(mac) {
                     return failed(format!("{vf} has no link or not the guest's address"));
                 }
                 let infos = Links::open()?.vfs(vf.pf.as_str())?.unwrap_or_default();
@@ -304,7 +302,7 @@ impl Adopted {
                     .find(|info| info.index == u32::from(vf.index))
                     .and_then(|info| info.config.mac);
                 // Zeros: the PF has set no address.
-                if by_pf.is_some_and(|set| set.0 != mac.0 && set.0 != Mac::ZERO.0) {
+                if by_pf.is_some_and(|set| set != mac && set != Mac::NONE) {
                     return failed(format!("the NIC does not send {mac} to {vf}"));
                 }
             }
@@ -314,7 +312,7 @@ impl Adopted {
 
     fn detach(&mut self, pool: &PoolView, vf: &VfId) -> Result<()> {
         let Some(link) = self.vf_link(pool, vf)? else { return Ok(()) };
-        if link.master.is_some() {
+        if link.controller.is_some() {
             self.net.enslave(&link, None)?;
         }
         failpoint::reached(|| "inside/detach".to_owned());
@@ -343,8 +341,8 @@ impl Adopted {
             mac,
             join: Join::Bond,
             answers: bond.is_some(),
-            paravirtual_up: veth.is_some_and(|veth| veth.up && veth.carrier)
-                && port.is_some_and(|port| port.up && port.carrier),
+            paravirtual_up: veth.is_some_and(|veth| veth.works())
+                && port.is_some_and(|port| port.works()),
             vf_up: false,
             active: Path::Paravirtual,
             directed: Path::Paravirtual,
@@ -359,8 +357,7 @@ impl Adopted {
         };
         for (vf, pool_vf) in &pool.vfs {
             let address = pool_vf.address.to_string();
-            let Some(link) = links.iter().find(|link| link.device.as_deref() == Some(&address))
-            else {
+            let Some(link) = links.iter().find(|link| link.pci.as_deref() == Some(&address)) else {
                 continue;
             };
             paths.has.insert(vf.clone(), link.index);
@@ -368,10 +365,10 @@ impl Adopted {
             let place = VfPlace::Guest(id.clone());
             vfs.insert(
                 vf.clone(),
-                VfPlacement { mac: if has_mac { mac } else { Mac::ZERO }, place },
+                VfPlacement { mac: if has_mac { mac } else { Mac::NONE }, place },
             );
-            let member = link.master == Some(self.bond);
-            guest.vf_up |= member && link.up && link.carrier && link.member_up == Some(true);
+            let member = link.controller == Some(self.bond);
+            guest.vf_up |= member && link.works() && link.member_up == Some(true);
             if bond.is_some_and(|bond| bond.active == Some(link.index)) && has_mac {
                 guest.active = Path::Vf(vf.clone());
                 paths.on_vf = Some((vf.clone(), link.index));

@@ -26,13 +26,14 @@ use pw_linux::netns::Netns;
 use crate::daemon::config;
 use crate::daemon::guests::source::{KnownContainers, Source};
 use crate::daemon::guests::{Guests, Managed, Network};
-use crate::daemon::net::{Identity, Net};
+use crate::daemon::net::{Identity, Net, counters};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 use crate::daemon::tasks::{Adoption, Executor, Search};
 
 use adopt::{Adopted, AdoptionSettings};
 use docker::Docker;
+pub use docker::process;
 use executor::ContainerExecutor;
 
 /// Name of a VF's interface in a guest.
@@ -120,7 +121,6 @@ pub struct Containers {
     records: PathBuf,
     dry_run: bool,
     bypass_filters: bool,
-    host: Net,
     guests: BTreeMap<GuestId, Guest>,
     adopting: Option<Adopting>,
     troubles: Vec<String>,
@@ -173,7 +173,6 @@ impl Containers {
             records,
             dry_run,
             bypass_filters: config.pool.bypass_filters,
-            host: Net::open()?,
             guests,
             adopting: None,
             troubles: Vec::new(),
@@ -239,39 +238,33 @@ impl Containers {
                 }
             }
         }
-        let mut absent = Vec::new();
-        for (id, guest) in &mut self.guests {
+        let (records, dry_run) = (&self.records, self.dry_run);
+        let adopting = self.adopting.as_ref().map(|adopting| &adopting.id);
+        self.guests.retain(|id, guest| {
             let inode = inode(&guest.spec.netns);
             let known = guest.adopted.as_ref().or(guest.released.as_ref());
             if known.is_some_and(|known| Some(known.inode) != inode) {
                 // Without an open handle the kernel returns its VF.
                 guest.forget_namespace();
             }
-            // What a task under way leaves is seen once it has ended.
-            let adopting = self.adopting.as_ref().is_some_and(|adopting| adopting.id == *id);
-            if !adopting && guest.presence(id, &self.records) == Presence::Absent {
-                absent.push(id.clone());
-            }
-        }
+            // One with a record stays until a task has removed its entries in NICs and bridges.
+            let remains = || !dry_run && record::path(records, id).exists();
+            !guest.leaving
+                || adopting == Some(id)
+                || guest.presence(id, records) != Presence::Absent
+                || remains()
+        });
         self.check_filters(pool);
         self.set_refused();
-        for id in absent {
-            if let Err(error) = self.forget(&id, pool) {
-                self.troubles.push(error.what);
-            }
-            if self.guests.get(&id).is_some_and(|guest| guest.leaving) {
-                self.guests.remove(&id);
-            }
-        }
     }
 
-    /// The next guest that is there and is to be adopted.
-    fn next_to_adopt(&self) -> Option<(&GuestId, &Guest)> {
+    /// The next guest that is there and is to be adopted, or is gone and to be forgotten.
+    fn next_of(&self, presence: &Presence) -> Option<(&GuestId, &Guest)> {
         self.guests.iter().find(|(id, guest)| {
             guest.adopted.is_none()
                 && guest.released.is_none()
                 && guest.retry_at.is_none_or(|again| again <= Instant::now())
-                && guest.presence(id, &self.records) == Presence::Present
+                && guest.presence(id, &self.records) == *presence
         })
     }
 
@@ -340,18 +333,6 @@ impl Containers {
         }
     }
 
-    /// Removes the entries in NICs and bridges of a guest that is gone with its namespace.
-    fn forget(&mut self, id: &GuestId, pool: &PoolView) -> Result<()> {
-        if self.dry_run {
-            return Ok(());
-        }
-        if let Some(record) = record::read(&self.records, id)? {
-            adopt::forget_address(record.mac, &mut self.host, pool)?;
-            record::remove(&self.records, id)?;
-        }
-        Ok(())
-    }
-
     fn managed(&self, pool: &PoolView) -> Vec<Managed> {
         let mut all = Vec::new();
         for (id, guest) in &self.guests {
@@ -372,7 +353,7 @@ impl Containers {
                 join: Join::Bond,
                 wish: guest.spec.wish.clone(),
                 network,
-                paravirtual_up: port.is_some_and(|port| port.up && port.carrier),
+                paravirtual_up: port.is_some_and(|port| port.works()),
                 leaving: guest.leaving,
             });
         }
@@ -443,7 +424,15 @@ impl Guests for Containers {
             let restore = move || adopt::restore(released, &records).map(|()| None);
             return Some(Box::new(move || drop(send.send(restore()))));
         }
-        let (id, guest) = self.next_to_adopt()?;
+        let gone = self.next_of(&Presence::Absent).filter(|_| !self.dry_run);
+        if let Some((id, guest)) = gone {
+            let (id, spec) = (id.clone(), guest.spec.clone());
+            let (records, pool) = (self.records.clone(), pool.clone());
+            self.adopting = Some(Adopting { id: id.clone(), spec, result });
+            let forget = move || adopt::forget(&id, &records, &pool).map(|()| None);
+            return Some(Box::new(move || drop(send.send(forget()))));
+        }
+        let (id, guest) = self.next_of(&Presence::Present)?;
         let (id, spec, pool) = (id.clone(), guest.spec.clone(), pool.clone());
         let settings = AdoptionSettings {
             records: self.records.clone(),
@@ -457,7 +446,7 @@ impl Guests for Containers {
     }
 
     fn is_pending(&self) -> bool {
-        self.adopting.is_some() || self.next_to_adopt().is_some()
+        self.adopting.is_some() || self.next_of(&Presence::Present).is_some()
     }
 
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
@@ -467,7 +456,7 @@ impl Guests for Containers {
             let (source, reading) = match on_vf {
                 None => {
                     let Some(port) = adopted.port_in(pool) else { continue };
-                    (u64::from(port.index), Reading::Counted(port.counters))
+                    (u64::from(port.index), Reading::Counted(counters(port)))
                 }
                 Some((vf, index)) => {
                     let source = 1 << 32 | u64::from(index);
@@ -478,7 +467,7 @@ impl Guests for Containers {
                         // can tell those apart.
                         _ => match adopted.bond() {
                             Ok(link) => {
-                                (source | COUNTS_FRAMES.start, Reading::Counted(link.counters))
+                                (source | COUNTS_FRAMES.start, Reading::Counted(counters(&link)))
                             }
                             _ => (source, Reading::Unsupported),
                         },

@@ -48,6 +48,39 @@ fn a_container_whose_named_process_ended_is_not_taken_for_gone_while_it_is_told_
     assert_eq!(presence(leaving, container, exists, !recorded), Presence::Absent);
 }
 
+#[test]
+fn what_a_guest_that_is_gone_leaves_on_the_host_is_removed_by_a_task() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let state = directory.path().display();
+    let text = format!("state_directory = '{state}'\n[containers]\ndocker = ''");
+    let config = config::parse(&text, "x").expect("valid");
+    let record = record::Record {
+        guest: "web".into(),
+        netns: directory.path().join("gone").display().to_string(),
+        inode: 7,
+        cookie: None,
+        container: None,
+        taken_over: true,
+        boot: record::boot(),
+        interface: "eth0".into(),
+        mac: Mac([2, 0, 0, 0, 0, 1]),
+        mtu_bytes: 1500,
+        up: true,
+        addresses: Vec::new(),
+        routes: Vec::new(),
+        port: 7,
+    };
+    record::write(&directory.path().join("guests"), &record).expect("written");
+    let mut containers = Containers::new(&config, false).expect("Linux");
+    let (pool, path) = (PoolView::default(), record::path(&containers.records, &"web".into()));
+    assert!(containers.discover(&pool).expect("known").is_empty());
+    assert!(path.exists(), "the core itself asks the kernel nothing");
+    containers.adoption(&pool).expect("of what it left")();
+    assert!(containers.discover(&pool).expect("known").is_empty());
+    assert!(!path.exists() && containers.guests.is_empty() && containers.troubles().is_empty());
+    assert!(containers.adoption(&pool).is_none());
+}
+
 /// As an adoption without a bond leaves it, which not every kernel has.
 #[test]
 fn a_released_guest_is_gone_at_once_and_restored_by_a_task_with_its_address_and_route() {

@@ -68,14 +68,14 @@ impl Finder {
                 _ => {
                     for vf in held {
                         let place = VfPlace::Foreign(format!("the machine {id} has it"));
-                        let mac = Mac::ZERO;
+                        let mac = Mac::NONE;
                         state.vfs.insert(vf, VfPlacement { mac, place });
                     }
                     continue;
                 }
             };
             for vf in &held {
-                let mac = pool.vfs.get(vf).map_or(Mac::ZERO, |vf| vf.mac);
+                let mac = pool.vfs.get(vf).map_or(Mac::NONE, |vf| vf.mac);
                 state
                     .vfs
                     .insert(vf.clone(), VfPlacement { mac, place: VfPlace::Guest(id.clone()) });

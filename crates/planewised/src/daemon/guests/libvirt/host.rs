@@ -15,7 +15,7 @@ use pw_sriov::link::Setting;
 use pw_sriov::model::{Vlan, VlanProtocol};
 use pw_sriov::plan;
 
-use crate::daemon::net::{Link, Net};
+use crate::daemon::net::{Link, Net, counters};
 use crate::daemon::pool::PoolView;
 use crate::daemon::pool::host::apply_setting;
 
@@ -86,20 +86,20 @@ impl Host for Linux {
         let links = self.net.all()?;
         let bridges: BTreeMap<u32, String> = links
             .iter()
-            .filter(|link| link.kind.as_deref() == Some("bridge"))
+            .filter(|link| link.kind == "bridge")
             .map(|link| (link.index, link.name.clone()))
             .collect();
         let tap = |link: Link| {
             let tap = Tap {
                 index: link.index,
-                works: link.up && link.carrier,
-                bridge: link.master.and_then(|master| bridges.get(&master).cloned()),
-                counters: link.counters,
+                works: link.works(),
+                bridge: link.controller.and_then(|master| bridges.get(&master).cloned()),
+                counters: counters(&link),
             };
             (link.name, tap)
         };
-        // A tap has no device of its own.
-        Ok(links.into_iter().filter(|link| link.device.is_none()).map(tap).collect())
+        // A device is of no kind.
+        Ok(links.into_iter().filter(|link| !link.kind.is_empty()).map(tap).collect())
     }
 
     fn in_use(&self, vf: PciAddress) -> Option<bool> {
@@ -134,7 +134,7 @@ impl Host for Linux {
     }
 
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()> {
-        apply_setting(vf, pool, Setting::Mac(pw_sriov::mac::Mac::NONE), "clear the address of")
+        apply_setting(vf, pool, Setting::Mac(Mac::NONE), "clear the address of")
     }
 
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()> {

@@ -459,7 +459,7 @@ impl Host for Simulated {
 
     fn silence(&mut self, vf: &VfId, _: &PoolView) -> Result<()> {
         if let Some(vf) = self.world().vfs.get_mut(vf) {
-            vf.mac = Mac::ZERO;
+            vf.mac = Mac::NONE;
         }
         Ok(())
     }
@@ -517,7 +517,7 @@ impl Executor for Simulated {
         let mut world = self.world();
         match step {
             Step::SetMac { vf, mac } => world.vfs.get_mut(vf).expect("a VF").mac = *mac,
-            Step::ClearMac { vf } => world.vfs.get_mut(vf).expect("a VF").mac = Mac::ZERO,
+            Step::ClearMac { vf } => world.vfs.get_mut(vf).expect("a VF").mac = Mac::NONE,
             _ => {}
         }
         Ok(())

@@ -168,14 +168,14 @@ fn check(simulated: &Simulated, lines: &[Entry], case: &str) {
     let world = simulated.world();
     assert_eq!(world.given_twice, 0, "{case}");
     let macs: Vec<Mac> =
-        world.vfs.values().map(|vf| vf.mac).filter(|mac| *mac != Mac::ZERO).collect();
+        world.vfs.values().map(|vf| vf.mac).filter(|mac| *mac != Mac::NONE).collect();
     assert_eq!(macs.len(), macs.iter().collect::<BTreeSet<_>>().len(), "{case}");
     for (id, vf) in &found.vfs {
         match &vf.place {
             VfPlace::Guest(guest) => assert_eq!(ledger.holders.get(id), Some(guest), "{case}"),
             place => {
                 assert_eq!(*place, VfPlace::Pool, "{case}");
-                assert_eq!(vf.mac, Mac::ZERO, "{case}");
+                assert_eq!(vf.mac, Mac::NONE, "{case}");
                 assert!(!ledger.holders.contains_key(id), "{case}");
             }
         }
@@ -269,7 +269,7 @@ fn a_guest_without_a_driver_for_the_vf_gives_it_back() {
     let Ending::Undone { why } = ending else { panic!("{ending:?}") };
     assert!(why.contains("its kernel may lack the VF's driver"), "{why}");
     assert_eq!(holder(&simulated, 0), None);
-    assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::ZERO);
+    assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::NONE);
     assert!(daemon.find().faults().is_empty());
 }
 
@@ -287,7 +287,7 @@ fn a_device_that_leaves_the_guest_again_is_not_waited_for() {
     let Ending::Undone { why } = ending else { panic!("{ending:?}") };
     assert!(why.contains("m0 released it before bringing it up"), "{why}");
     assert!(begun.elapsed() < PATIENCE / 10);
-    assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::ZERO);
+    assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::NONE);
     assert!(daemon.find().faults().is_empty());
     simulated.change(0, |machine| {
         (machine.drives_after, machine.ejects_after) = (Some(1), None);

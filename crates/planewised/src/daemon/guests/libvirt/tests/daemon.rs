@@ -94,7 +94,7 @@ impl Daemon {
             .machines
             .values()
             .find(|one| GuestId::from(one.name.as_str()) == change.guest)
-            .map_or(Mac::ZERO, |one| one.mac);
+            .map_or(Mac::NONE, |one| one.mac);
         let mut execution = Execution::new(lines.len() as u64, change, mac, Join::Failover);
         loop {
             let action = execution.next_action();
