@@ -176,7 +176,7 @@ def test_the_estimate_is_near_even_where_a_neighbours_bursts_keep_the_bounds_apa
         system = strangers.draw("compete", index)
         found = run_search(system.start(index), [NDR, PDR]).goal(PDR.name).pps
         errors.append(abs(found / system.truth().pdr_pps - 1))
-    assert np.median(errors) < 0.02
+    assert np.median(errors) < 0.03
 
 
 def test_a_load_that_no_bound_was_shown_for_is_undecided():

@@ -20,7 +20,7 @@ from planewise.measure.search.counts import (
 )
 from planewise.measure.search.goals import Goal, SearchTrial
 
-_WORTH = 8.0
+_WORTH = 5.0
 """Trials that halving an interval is worth."""
 _MOST_TRIALS = 80
 """Trials of a goal, to narrow its interval …"""
@@ -37,7 +37,7 @@ _SURE = 0.85
 _LEAPS = 2
 """After so many wrong trials in a row a side goes twice as far as it did during them."""
 _LEAST_DRIFT = 0.1
-_MOST_HALVED = 25
+_MOST_HALVED = 20
 """Trials for the estimate alone, at most, …"""
 _UNSURE = 0.2
 """… where the interval is wider."""
