@@ -173,8 +173,8 @@ def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(
     names = [trial.trial for trial in after.trials()]
     assert names[: len(had)] == had
     assert len(set(names)) == len(names) > len(had)
-    if command[0] == "sweep":
-        assert len(names) == 15
+    if command[0] == "sweep":  # a trial that the generator limited is made again
+        assert sum(not trial.is_bound for trial in after.trials()) == 15
 
 
 def test_a_path_that_passes_nothing_is_an_error_that_says_how_far_frames_came(
