@@ -38,6 +38,7 @@ def unavailable_reason(guest: str, plane: str) -> str:
 def assert_trials_are_measured(guest: str, plane: str) -> None:
     """A trial of each kind between main guests."""
     cell = cell_of(guest, plane)
+    loaded = LoadedTrial("loaded", LoadedPart(duration_s=0.2))
     with Stations(design(guest, plane)) as stations:
         assert not stations.unavailable([cell])
         with stations.station(cell) as station:
@@ -46,7 +47,8 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 LoadTrial("load", 1000, 64, 0.1),
                 TcpTrial("tcp", 1000, 1.0, 0, 1),
                 ConnectTrial("connect", 20, 200),
-                LoadedTrial("loaded", LoadedPart(duration_s=0.2)),
+                # libslirp loses most echo requests, often all, while TCP saturates it.
+                *((loaded,) if plane != "slirp4netns" else ()),
                 ConnectTrial("crr", 20, 200, 100),
                 RrTrial("rr", RrPart(duration_s=0.2, per_s=500)),
             ):
