@@ -264,7 +264,12 @@ impl Model {
             }
             54 => self.made.shared().no_threads = true,
             55 | 56 => {
-                self.made.shared().no_threads = false;
+                let mut shared = self.made.shared();
+                shared.no_threads = false;
+                // Without a thread nothing was read, either.
+                let now_ms = shared.now_ms;
+                shared.away_since_ms.values_mut().for_each(|since_ms| *since_ms = now_ms);
+                drop(shared);
                 self.all_disturbed();
             }
             // A machine that does not run has it in its configuration, and is started.
