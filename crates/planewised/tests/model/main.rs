@@ -457,14 +457,6 @@ fn no_interleaving_breaks_what_must_hold() {
     assert!(kills > steps / 100 && performed > steps / 10, "it did what it is for");
 }
 
-#[test]
-#[ignore = "a night's run"]
-fn no_interleaving_breaks_what_must_hold_in_ten_million_steps() {
-    let seed = number("PLANEWISE_MODEL_SEED", 1_000);
-    let (done, kills, performed) = run(10_000_000, seed, |_| ());
-    println!("{done} steps, {kills} kills, {performed} steps of moves and recoveries");
-}
-
 /// A night's run found these: a driver loaded anew between two steps, a VF taken while it was released,
 /// or with a guest's address still on it, or while its PF was away and a move of it waited.
 #[test]
