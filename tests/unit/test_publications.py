@@ -424,7 +424,7 @@ def test_the_recordings_answer_publication_p() -> None:
     (answer,) = answers(CLAIMS["P1"], [Recordings(FOLDER)])
     assert answer.word == "held"
     assert f"{100 * good / len(labels()):.1f} %" in answer.measured
-    for name, counted in (("P7", "in 2 of 7 configurations"), ("P9", "in 1 of 5 configurations")):
+    for name, counted in (("P7", "In 2 of 7 configurations"), ("P9", "In 1 of 5 configurations")):
         (answer,) = answers(CLAIMS[name], [Recordings(FOLDER)])
         assert answer.word == "did not hold"
         assert counted in answer.measured

@@ -89,7 +89,10 @@ def test_network_load_to_guests_that_nobody_can_reach_is_refused() -> None:
     )
     with Stations(Design.model_validate({"factors": {"plane": "veth"}, "rtt": {}})) as opened:
         (reason,) = opened.unavailable([cell]).values()
-    assert reason == "guests on pasta send network load, and nobody can send to them"
+    assert (
+        reason
+        == "network load at the sender is sent to guests, and nobody can reach those on pasta"
+    )
 
 
 class Failing(Trial):

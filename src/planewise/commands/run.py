@@ -134,7 +134,7 @@ def run(
         nic = "" if other_hosts is None else other_hosts.targets.interface
         print_schedule(design, schedule, json, nic)
         if later and not verbosity.quiet:
-            err().print("The lab is not up: what its hosts cannot run is not left out.")
+            err().print("The lab is not up, so cells that its hosts can't run are listed, too.")
     else:
         print_result(finished, json, wide=wide)
 

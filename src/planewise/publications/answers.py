@@ -182,9 +182,9 @@ def _contrary(check: Check, observed: Observed, first: Level, second: Level) -> 
     if not beyond:
         return ""
     return (
-        f"{_first(observed.metric.title)}: in {len(beyond)} of {len(both)} configurations that of "
-        f"{more} is up to {max(beyond):.3g} times that of {less}, where repetitions of one "
-        f"differ by {max(chance):.3g} times at most."
+        f"In {len(beyond)} of {len(both)} configurations, {observed.metric.title} is up to "
+        f"{max(beyond):.3g} times as high with {more} as with {less}; repetitions of one "
+        f"configuration differ by at most {max(chance):.3g} times."
     )
 
 

@@ -191,7 +191,10 @@ class Stations:
         names = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
         received = cell.load_type == "network" and cell.load_location == "sender"
         if received and names[1:] and plane(cell.background).outward_only:
-            return f"guests on {cell.background} send network load, and nobody can send to them"
+            return (
+                "network load at the sender is sent to guests, and nobody can reach those on "
+                f"{cell.background}"
+            )
         reasons = (refusal(name, cell.guest, local=self._pair is None) for name in names)
         return next(filter(None, reasons), "")
 
