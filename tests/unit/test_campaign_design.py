@@ -139,7 +139,7 @@ def test_where_a_design_of_planes_is_wanted_a_campaign_is_refused(tmp_path: Path
 
 def test_a_bridge_has_no_addresses_and_an_xdp_router_those_of_the_kernels() -> None:
     def lines(forwarding: str) -> list[str]:
-        return str(plan_router("0badcafe", forwarding=forwarding)).splitlines()  # type: ignore[arg-type]
+        return "\n".join(map(str, plan_router("0badcafe", forwarding=forwarding))).splitlines()  # type: ignore[arg-type]
 
     assert not any(" address add " in line for line in lines("bridge"))
     assert sum(" master br0" in line for line in lines("bridge")) == 2
@@ -153,7 +153,7 @@ def test_a_bridge_has_no_addresses_and_an_xdp_router_those_of_the_kernels() -> N
 def test_a_router_that_is_a_virtual_machine_is_the_third_port_of_a_bridge_that_never_floods() -> (
     None
 ):
-    lines = str(plan_router("0badcafe", platform="vm")).splitlines()
+    lines = "\n".join(map(str, plan_router("0badcafe", platform="vm"))).splitlines()
     assert sum(" master br0" in line for line in lines) == 3
     entries = [line.split()[5] for line in lines if " fdb replace " in line]
     assert len(set(entries)) == 3
