@@ -267,7 +267,8 @@ def _sentence(pair: Comparison, family: Family, unit: Counted) -> str:
         return f"{_first(metric.title)}, {levels}: {times} times in {counted}."
     words = [] if metric.sending is None else [metric.sending.words]
     if not isinstance(pair.a, str):  # a number does not name its factor
-        words.append(family.factor.replace("_", " "))
+        words.append(NAMES.get(family.factor, family.factor))
+        pair = replace(pair, a=f"{pair.a:g}", b=f"{pair.b:g}")
     text, result = ", ".join(words), sentence(pair, family, hint=False)
     result = f"{_first(text)}: {result}" if text else result
     return result.replace(" block", f" {unit}")

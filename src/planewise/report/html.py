@@ -46,7 +46,7 @@ from planewise.units import rate_text, time_text
 _OPEN_RESERVATIONS = 3
 _MOST_ROWS_OPEN, _MOST_COLUMNS_OPEN = 12, 8
 """Most rows and columns of a table that is shown unfolded."""
-_MOST_PANELS, _MOST_OF_LARGE = 32, 16
+_MOST_PANELS, _MOST_OF_LARGE = 32, 8
 """Most panels of a section on the page, and on that of a large run; `--figures` draws all."""
 _MANY_TRIALS = 1000
 """Larger runs have their figures drawn in a process of its own, which takes time to start."""
