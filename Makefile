@@ -15,7 +15,7 @@ test: test-setup
 	scripts/beside '$(LINUX) -m "not apart and not long" && make lab-setup && $(LAB)' \
 	  'make lint crates && $(UNIT) && scripts/apart $(LINUX) -m apart'
 
-# Faults and designs at full length, of which `make test` has a short version each.
+# Faults and designs at full length; `make test` runs shorter versions of them.
 test-long: lab-setup
 	pytest -q -m long tests/linux tests/lab tests/vm
 

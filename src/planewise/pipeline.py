@@ -181,7 +181,7 @@ def dry_run(
 ) -> Schedule:
     """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps.
 
-    `on_later_hosts`: on hosts that do not run yet, as a lab's, of which nothing is asked.
+    `on_later_hosts`: the hosts are not up yet, as in a lab that is down, so they are not asked.
     """
     unavailable: Mapping[Cell, str] = {}
     if not on_later_hosts:

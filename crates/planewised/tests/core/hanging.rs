@@ -233,8 +233,7 @@ impl TaskRunner for Hanging {
     }
 }
 
-/// A pool whose samples read this machine's interfaces, and each of which begins a reading that looks into all
-/// of its namespaces.
+/// A pool on this machine: each sample reads its interfaces, and begins a reading of all its namespaces.
 struct Crowded {
     pool: Box<dyn Pool>,
     net: Net,

@@ -17,9 +17,8 @@ use pw_alloc::world::VfPlace;
 
 /// How long a step may take [ms], as the core's configuration has it.
 pub const STEP_TIMEOUT_MS: u64 = 30_000;
-/// A VF that has been in other hands for so long must have been seen there [ms]: a reading may take 6 s,
-/// and it is the next one that sees what was taken just after it began.
-const SEEN_MS: u64 = 8_000;
+/// A VF that has been in other hands for so long must have been seen there [ms].
+const SEEN_MS: u64 = 4_000;
 
 /// The same numbers from the same seed (xorshift64*).
 #[derive(Debug, Clone)]
