@@ -454,7 +454,7 @@ def test_what_a_switch_does_is_told_before_during_and_after_and_of_the_guests_be
 def test_what_flexvf_claims_of_the_busiest_guests_is_asked_of_a_run(run: RunReader) -> None:
     (flexvf,) = (one for one in publications() if one.key == "flexvf")
     asked = read_run(run.path)
-    told = {one.id: best(one, answers(one, [asked]), flexvf.servers) for one in flexvf.claims}
+    told = {one.id: best(one, answers(one, [asked])) for one in flexvf.claims}
     assert told["F4"].word == "held"
     assert told["F4"].measured.startswith("activity is better than none")
     assert told["F5"].word == "held"

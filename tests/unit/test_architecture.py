@@ -196,15 +196,33 @@ MOST_LINES = {
 """The line budget of each package. Raise one only with the reason in the commit message."""
 
 
-@pytest.mark.parametrize("package", MOST_LINES)
-def test_a_package_keeps_within_its_line_budget(package: str) -> None:
+MOST_WORDS = 45_000
+"""The words of docs/, tables included: what a page adds, another one loses."""
+
+
+def tracked(*paths: str) -> list[Path]:
+    """The files of the checkout below these paths."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", *package.split()],
+        ["git", "ls-files", "-z", *paths],
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if listed.returncode:
         pytest.skip("this is no git checkout, so its files are not known")
-    files = [file for file in listed.stdout.split("\0") if re.search(r"\.(py|rs|c|h)$", file)]
+    return [REPOSITORY / file for file in listed.stdout.split("\0") if file]
+
+
+@pytest.mark.parametrize("package", MOST_LINES)
+def test_a_package_keeps_within_its_line_budget(package: str) -> None:
+    files = [
+        file for file in tracked(*package.split()) if file.suffix in (".py", ".rs", ".c", ".h")
+    ]
     assert files
-    lines = sum((REPOSITORY / file).read_bytes().count(b"\n") for file in files)
+    lines = sum(file.read_bytes().count(b"\n") for file in files)
     assert lines <= MOST_LINES[package], f"{package} has {lines} lines"
+
+
+def test_the_documents_keep_within_their_word_budget() -> None:
+    pages = [file for file in tracked("docs") if file.suffix == ".md"]
+    words = sum(len(page.read_text().split()) for page in pages)
+    assert pages
+    assert words <= MOST_WORDS, f"docs/ has {words} words"

@@ -72,7 +72,7 @@ def publications(
     found = merged(load(out) if out is not None else (), found)
     answered = []
     for one in all_publications():
-        claims = tuple((claim, best(claim, found, one.servers)) for claim in one.claims)
+        claims = tuple((claim, best(claim, found)) for claim in one.claims)
         sources = {answer.source for _, answer in claims}
         of_routers = [run for run in loaded if one.key == "pastrami" and run.has_plane("router")]
         shown = (*(run for run in loaded if run.name in sources), *of_routers)
@@ -104,6 +104,7 @@ def _print(answered: Sequence[PublicationAnswers]) -> None:
         for claim, answer in result.claims:
             out.print(f"  {claim.id}  {claim.text}: {answer.word}.")
             out.print(f"      {measured(claim, answer)}")
+        out.print(f"  On servers: planewise run {result.publication.servers}")
 
 
 def _as_json(answered: Sequence[PublicationAnswers]) -> list[object]:

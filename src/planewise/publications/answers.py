@@ -64,12 +64,13 @@ def answers(claim: Claim, evidence: Sequence[Evidence]) -> list[Answer]:
     return found
 
 
-def best(claim: Claim, found: Iterable[Answer], servers: str) -> Answer:
+def best(claim: Claim, found: Iterable[Answer]) -> Answer:
     """The answer that a page shows: a decided one first, of hardware before emulated hosts.
 
     Runs of one kind that contradict each other decide nothing.
     """
     mine = [one for one in found if one.claim == claim.id and one.asked == _question(claim)]
+    mine = [one for one in mine if claim.trust or not one.emulated]
     decided = [one for one in mine if one.word in DECIDED]
     real = [one for one in decided if not one.emulated] or decided
     if len({one.word for one in real}) > 1:
@@ -81,8 +82,7 @@ def best(claim: Claim, found: Iterable[Answer], servers: str) -> Answer:
         return real[-1]
     last = mine[-1] if mine else Answer(claim.id, "not decided", "")
     if claim.needs:
-        needs = f"{claim.needs}: `planewise run {servers}`."
-        said = f"{last.measured} Needed: {needs}" if mine else needs
+        said = f"{last.measured} Needed: {claim.needs}." if mine else f"{claim.needs}."
         return replace(last, word="needs hardware", measured=said)
     if mine:
         return last

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import get_args
 
@@ -119,11 +119,11 @@ def measured(claim: Claim, answer: Answer) -> str:
     """The result, where it comes from and why it can be trusted."""
     words = [answer.measured]
     if answer.source.startswith("published"):
-        words.append("Answered from the published data.")
+        words.append("Published data.")
     elif answer.source:
         words.append(f"Run {answer.source}.")
     if answer.emulated:
-        words.append(f"Hosts were emulated: {claim.trust}.")
+        words.append(f"Emulated hosts: {claim.trust}.")
     return " ".join(words)
 
 
@@ -161,7 +161,8 @@ def _draw(answered: PublicationAnswers, place: Path) -> list[tuple[Path, str]]:
 def _titles(page: Path) -> dict[str, str]:
     """Titles of the figures of a page that is there."""
     old = page.read_text(encoding="utf-8") if page.exists() else ""
-    return dict(re.findall(r'<img src="([^"]+)" alt="([^"]+)">', old))
+    found = re.findall(r'<img src="([^"]+)" alt="([^"]+)">', old)
+    return {name: unescape(title) for name, title in found}
 
 
 def _escaped(sentence: str) -> str:
