@@ -105,7 +105,7 @@ def advise(
     page: Annotated[Path | None, Option(help="Also write an HTML page.", metavar="FILE")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Rank the planes for a workload: predicted rates, bottlenecks, what would change it.
+    """Rank the planes for a workload: rates, bottlenecks, reasons.
 
     Figures are the capacity model's, with the parameters of the host's profile, or measured where
     a run has them; every statement says what it rests on. Without --profile and --run the newest

@@ -39,10 +39,10 @@ def boost(
     out: ProfileOutOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Compute what a plane saves, by packet rate and frame size; write it as a gain profile.
+    """Compute what a plane saves, and write it as a gain profile.
 
-    `planewised` reads the profile (gain_profile in its configuration): its policy `benefit` then
-    ranks guests by what was measured.
+    The saving is by packet rate and frame size. `planewised` reads the profile (gain_profile in its
+    configuration): its policy `benefit` then ranks guests by what was measured.
     """
     from planewise.advise.gain import gain_of
     from planewise.advise.toml_text import toml_text

@@ -51,10 +51,10 @@ def calibrate(
     out: ProfileOutOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Fit a host profile to measured throughput, and report how well it predicts.
+    """Fit a host profile to measured chains, for `advise`.
 
-    Line rate and whatever only an unmeasured plane or chain would show stay those of the starting
-    profile.
+    Reports how well it predicts. What only an unmeasured plane or chain would show, and the line
+    rate, stay those of the starting profile.
     """
     from planewise.advise.calibration import errors, lines, predicted, predicted_lines, table
     from planewise.advise.model.fit import fit

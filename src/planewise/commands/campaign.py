@@ -50,7 +50,7 @@ def campaign(
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Summarise many experiments by aspect, and report how often repetitions agree.
+    """Summarise many experiments; say how often repetitions agree.
 
     Aspects describe an experiment, by its file's name or its run's cells: kernel, NIC ring, IRQ
     pinning, platform, plane, duration, ...

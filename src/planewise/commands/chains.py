@@ -13,7 +13,7 @@ from planewise.units import count_text
 
 
 def chains(
-    files: Annotated[list[Path], Argument(help="NFVbench results (JSON).", metavar="FILE...")],
+    files: Annotated[list[Path], Argument(help="NFVbench results (JSON).", metavar="FILE")],
     names: Annotated[
         str,
         Option(

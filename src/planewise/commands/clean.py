@@ -15,7 +15,7 @@ def clean(
     dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be removed.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Remove what killed runs left behind, and labs that nobody uses.
+    """Remove what killed runs left behind, and unused labs.
 
     Live runs are never touched, nor is anything that planewise did not make.
     """

@@ -27,8 +27,7 @@ def compare(
     runs: Annotated[
         list[Path],
         Argument(
-            metavar="RUN…|FILE…",
-            help="Run directories, analysed together, or files of other tools.",
+            metavar="RUN|FILE", help="Run directories, analysed together, or files of other tools."
         ),
     ],
     factor: Annotated[
@@ -73,7 +72,7 @@ def compare(
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare planes, or the levels of any factor, and report what is known of the difference.
+    """Compare planes, or the levels of any other factor.
 
     Pairs are made within blocks, with all else alike. The answer is better, worse, practically the
     same, or not known. Files of other tools are compared by each quantity that they share; files in

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from planewise.errors import NewerVersionWarning
 
@@ -152,6 +152,20 @@ def is_of_output(error: OSError) -> bool:
 def close(stream: TextIO) -> None:
     """Lets nothing more be written on stdout or stderr, whose reader is gone or whose disk full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+_TYPES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "NUMBER"}
+"""What help calls Python's types."""
+
+if hasattr(TyperOption, "display_type"):  # newer typer prints `FILE <list[Path]>`, `--nic <str>`
+    _display_type = TyperOption.display_type
+
+    def _plain_type(option: TyperOption, ctx: Any) -> str:
+        shown = _display_type(option, ctx).strip("<>")
+        return _TYPES.get(shown.removesuffix(" range"), shown)
+
+    TyperOption.display_type = _plain_type  # type: ignore[assignment, method-assign]
+    TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 class Commands(TyperGroup):

@@ -36,7 +36,7 @@ def doctor(
     ] = None,
     config: Annotated[Path | None, Option(help="The daemon's configuration, for --bundle.")] = None,
 ) -> None:
-    """Report which data planes this host can build, and what would disturb a measurement on it.
+    """Check what this host can measure, and what would disturb it.
 
     Each plane is tried in namespaces that are removed afterwards.
     """

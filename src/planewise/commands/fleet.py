@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planewise.testbed.hosts.pair import Targets
 
 app = typer.Typer(
-    help="Many hosts: measure pairs of them by a design, and find those that are slow.",
+    help="Measure pairs of many hosts, and find the slow ones.",
     no_args_is_help=True,
     cls=console.Commands,
     rich_markup_mode=None,
@@ -75,7 +75,7 @@ def run(
     dry_run: Annotated[bool, Option("--dry-run", help="Print the pairs; do nothing.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Measure pairs of many nodes, each into a run directory, round by round.
+    """Measure pairs of nodes, round by round.
 
     In a round every node is in one pair, and no two nodes meet twice. Ctrl-C stops; --resume goes
     on without repeating what is finished, and tries again what failed.
@@ -267,7 +267,7 @@ def report(
     ] = None,
     json_: Annotated[bool, Option("--json", help="Print JSON, and write no page.")] = False,
 ) -> None:
-    """Rank a fleet's nodes by plane and metric, and name those that are worse than most.
+    """Rank a fleet's nodes, and name those worse than most.
 
     A pair's result depends on both nodes: each one's share is estimated from all of its pairs.
     """

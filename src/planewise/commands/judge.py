@@ -31,8 +31,7 @@ def judge(
     files: Annotated[
         list[Path] | None,
         Argument(
-            metavar="[FILE]…",
-            help="Results of load trials, of any known format, or run directories.",
+            metavar="FILE", help="Results of load trials, of any known format, or run directories."
         ),
     ] = None,
     rule: Annotated[
@@ -69,9 +68,9 @@ def judge(
         bool, Option("--require-good", help="Exit 3 unless every verdict is GOOD.")
     ] = False,
 ) -> None:
-    """Judge whether PDR, a single number, represents a whole load-loss curve.
+    """Judge whether one number (PDR) represents a load-loss curve.
 
-    Reads Planewise's own results, those of other tools (--from names them), and CSV.
+    Reads Planewise's own results, those of other tools (--from lists them), and CSV.
     """
     quiet = bool(context.obj and context.obj.quiet)
     if not files and example is None:
@@ -228,13 +227,10 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
         lines = [*figures, *answer]
     else:
         lines = [*answer, f"Stability: {verdict.stability}.", *figures]
-    accuracy = ""
+    paper = f"PASTRAMI's rule says {verdict.pastrami.word}: {verdict.pastrami.reason}"
     if verdict.delta_ucl95 is not None:
-        accuracy = f" Δ_UCL95 there: {percent_text(round(verdict.delta_ucl95, 3))} of the loss."
-    lines.append(
-        f"PASTRAMI's rule says {verdict.pastrami.word}: {verdict.pastrami.reason}.{accuracy}"
-    )
-    return lines
+        paper += f" (Δ_UCL95 there: {percent_text(round(verdict.delta_ucl95, 3))} of the loss)"
+    return [*lines, f"{paper}."]
 
 
 def pdr_text(pdr: LoadEstimate | None, why_none: str, show: Callable[[float], str]) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from planewise.lab import HostId, HostStatus, LabSpec, LabStatus
 
 app = typer.Typer(
-    help="Two virtual servers with SR-IOV NICs, cabled back to back, on any machine.",
+    help="Run two virtual servers with SR-IOV NICs, on any machine.",
     no_args_is_help=True,
     cls=Commands,
     rich_markup_mode=None,

@@ -22,7 +22,7 @@ QEMU = "qemu-system-x86_64"
 
 
 def publications(
-    runs: Annotated[list[Path] | None, Argument(metavar="[RUN]…", help="Run directories.")] = None,
+    runs: Annotated[list[Path] | None, Argument(metavar="RUN", help="Run directories.")] = None,
     tables: Annotated[
         Path | None, Option(metavar="FOLDER", help="Publication N's tables (throughput.csv).")
     ] = None,
@@ -38,9 +38,10 @@ def publications(
     ] = False,
     json: Annotated[bool, Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
-    """Check the claims of five publications: held, did not hold, or what is needed.
+    """Check the claims of five publications.
 
-    A claim is checked against every run, and the published data, that have what it compares.
+    The answers: held, did not hold, or what is needed. A claim is checked against every run, and
+    the published data, that have what it compares.
     """
     from planewise.publications import page
     from planewise.publications.answers import answers, best, evidence_of, load, merged, save
@@ -97,24 +98,20 @@ def _print(answered: Sequence[PublicationAnswers]) -> None:
     from planewise.publications.page import measured
 
     out = console.out()
-    for place, result in enumerate(answered):
-        if place:
-            out.print()
+    for result in answered:
         out.print(f"{result.publication.title} ({result.publication.source})", style="bold")
         for claim, answer in result.claims:
             out.print(f"  {claim.id}  {claim.text}: {answer.word}.")
             out.print(f"      {measured(claim, answer)}")
-        out.print(f"  On servers: planewise run {result.publication.servers}")
+        out.print(f"  On servers: planewise run {result.publication.servers}\n")
 
 
 def _as_json(answered: Sequence[PublicationAnswers]) -> list[object]:
     return [
         {
             "publication": result.publication.key,
+            **claim.model_dump(include={"section", "text", "published"}),
             "claim": claim.id,
-            "section": claim.section,
-            "text": claim.text,
-            "published": claim.published,
             "word": answer.word,
             "measured": answer.measured,
             "run": answer.source,

@@ -29,10 +29,10 @@ def quick(
     wide: options.WideOption = False,
     json: options.JsonOption = False,
 ) -> None:
-    """Compare this host's data planes, judge the numbers, recommend one, write a report.
+    """Compare this host's data planes, and recommend one.
 
-    Builds its own network namespaces (as a plain user inside a user namespace), measures every
-    plane idle, under CPU load and under network load, and removes everything again.
+    Measures every plane idle, under CPU load and under network load, in network namespaces of its
+    own (as a plain user inside a user namespace), judges the numbers and writes a report.
     """
     ends_s = time.monotonic() + minutes * 60
     verbosity: Verbosity = context.obj

@@ -16,7 +16,7 @@ def report(
     context: typer.Context,
     run: Annotated[
         Path | None,
-        Argument(help="A run directory [default: the newest in runs/].", metavar="[RUN]"),
+        Argument(help="A run directory [default: the newest in runs/].", metavar="RUN"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -32,7 +32,7 @@ def report(
         Path | None, Option(help="Also write the comparisons into this directory: Markdown, LaTeX.")
     ] = None,
 ) -> None:
-    """Write a self-contained HTML report, figures and tables, from a run directory alone."""
+    """Write the HTML report of a run, its figures and tables."""
     from planewise.report import html
     from planewise.report.figure import parse_formats, save
     from planewise.store.rundir import RunReader

@@ -53,7 +53,7 @@ def run(
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
+    """Measure a design (as experiments/my-first.yaml), or resume.
 
     Ctrl-Z pauses between two trials, Ctrl-C stops; --resume continues without repeating what is
     finished, and tries again what failed. With --blocks, a finished run gets more blocks.

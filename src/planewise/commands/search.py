@@ -76,7 +76,7 @@ def search(
     require_good: RequireGoodOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find NDR and PDR with few trials, and judge whether PDR stands for the system.
+    """Find NDR and PDR with few trials, and judge the curve.
 
     Give one of --plane, --router, --tx and --rx, or --synthetic.
     """

@@ -13,16 +13,16 @@ from planewise.commands.options import JsonOption
 
 
 def trend(
-    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run directories of one design.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Run directories of one design.")],
     metric: Annotated[
         list[str] | None, Option(help="As `planewise compare` takes them.", show_default="all")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Find lasting changes over runs of one design; exit with 1 if a new one is among them.
+    """Find lasting changes over nightly runs of one design.
 
-    Runs are put in order of time. A cell that never changed is reported in at most 5 % of calls,
-    all cells and metrics together.
+    Exits with 1 if one is new. Runs are put in order of time. A cell that never changed is reported
+    in at most 5 % of calls, all cells and metrics together.
     """
     from planewise.judge.trend import RECENT, trends
 

@@ -140,7 +140,7 @@ def judge_example(name: str, rule: Rule, plr: float) -> Judged:
     if headroom is not None:
         word = "GOOD" if headroom < LIMIT else "BAD"
         truths = [f"{word}, headroom {percent_text(round(headroom, 3))}", *truths]
-    note = f"synthetic: {sut.summary}. The truth: {', '.join(truths)}"
+    note = f"a simulated system: {sut.summary}. The truth: {', '.join(truths)}"
     table = np.concatenate([point.table for point in curve.points])
     trials = LoadTrials(
         curve.name,

@@ -60,8 +60,8 @@ class RunReader:
         unknown = sorted({name for record in records for name in record.model_extra or ()})
         if unknown:
             message = (
-                f"{self.path} was written by a newer planewise ({self.info.planewise}): "
-                f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} ignored"
+                f"{self.path} was written by a newer planewise ({self.info.planewise}); "
+                f"fields that this version doesn't know are ignored: {', '.join(unknown)}"
             )
             warnings.warn(message, NewerVersionWarning, stacklevel=3)
 

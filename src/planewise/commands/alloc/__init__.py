@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POLICIES = ("fair", "activity", "benefit", "static")
 
 app = typer.Typer(
-    help="Who gets a VF: ask and order the daemon; simulate policies on made-up hosts.",
+    help="Show and control who gets a VF; simulate policies.",
     no_args_is_help=True,
     cls=console.Commands,
     rich_markup_mode=None,
@@ -51,7 +51,7 @@ def alloc() -> None:
 
 @app.command()
 def status(socket: Socket = None, json_: JsonOption = False) -> None:
-    """Show guests, their traffic and VFs, pools, the latest moves and errors."""
+    """Show guests with their traffic and VFs, pools, and moves."""
     client = _client(socket)
     if json_:
         console.print_json(client.get("/status"))
@@ -115,7 +115,7 @@ def _set_stance(guest: str, stance: str, socket: Path | None) -> None:
 
 @app.command()
 def unmark(guest: GuestName, socket: Socket = None) -> None:
-    """Clear the mark of a guest that did not answer, so that it may have a VF again."""
+    """Clear the mark of a guest that did not answer."""
     from planewise.testbed.vfs.alloc_client import guest_path
 
     _order(_client(socket), "DELETE", guest_path(guest, "mark"))
@@ -124,7 +124,8 @@ def unmark(guest: GuestName, socket: Socket = None) -> None:
 @app.command()
 def policy(
     name: Annotated[
-        str | None, Argument(help=f"{', '.join(POLICIES)}.", show_default="print it")
+        str | None,
+        Argument(metavar="POLICY", help=f"{', '.join(POLICIES)}.", show_default="print it"),
     ] = None,
     socket: Socket = None,
 ) -> None:
@@ -144,7 +145,7 @@ def drain(
     wait: Annotated[bool, Option("--wait", help="Until no guest holds a VF.")] = False,
     socket: Socket = None,
 ) -> None:
-    """Take back every VF and give none until `drain --off`; guests use their paravirtual path."""
+    """Take back every VF, and give none until `drain --off`."""
     if off and wait:
         raise BadInputError("there is nothing to wait for", where="--wait", remedy="leave it out")
     client = _client(socket)
