@@ -38,7 +38,7 @@ def test_ctrl_c_ends_with_130_and_a_word(
 def test_a_large_run_is_reported_by_the_command_whose_figures_other_processes_draw(
     how: str, tmp_path: Path
 ) -> None:
-    wanted = MadeUp(planes=("veth", "bridge"), blocks=260, packets=2)
+    wanted = MadeUp(planes=("veth",), load_types=("none",), blocks=1, packets=2, load_blocks=120)
     run = made_up_run.write(tmp_path / "run", wanted)
     assert len(RunReader(run).trials()) > 1000
     command = [sys.executable, *how.split(), "report", run, "-o", tmp_path / "page.html"]

@@ -18,7 +18,8 @@ from tests.unit.made_up_run import MadeUp, write
 
 
 def finished(path: Path, status: RunStatus, done: int, failed: int) -> FinishedRun:
-    info = RunReader(write(path, MadeUp())).info.model_copy(update={"status": status})
+    made = MadeUp(blocks=1, packets=2, load_blocks=0, with_recommendation=False)
+    info = RunReader(write(path, made)).info.model_copy(update={"status": status})
     outcome = Outcome(done, failed, info)
     return FinishedRun(
         path, path / "report.html", outcome, Recommendation(plane=None, headline="-")
@@ -54,7 +55,7 @@ def test_a_lower_bound_is_printed_as_one() -> None:
 def test_tables_fit_80_columns_and_the_answer_three_reservations_and_the_report_come_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path / "run", MadeUp(blocks=6))
+    path = write(tmp_path / "run", MadeUp(blocks=6, packets=20))
     advice = RunReader(path).recommendation()
     assert advice is not None
     advice = advice.model_copy(update={"reservations": tuple(f"reservation {n}" for n in range(9))})
