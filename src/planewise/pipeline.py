@@ -20,12 +20,19 @@ from planewise.judge.drift import Drift, find_drift
 from planewise.judge.statistics.looks import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
-from planewise.measure.designs.schedule import Schedule, blocks_within, estimate_s, make_schedule
+from planewise.measure.designs.schedule import (
+    TRIAL_OVERHEAD_S,
+    Schedule,
+    blocks_within,
+    estimate_s,
+    make_schedule,
+)
 from planewise.measure.runs.experiment import Outcome, Progress, refusals, run, schedule_for
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
 from planewise.measure.runs.pilots import find_ranges
 from planewise.measure.runs.stations import Stations
+from planewise.measure.runs.verdicts import Verdicts
 from planewise.measure.station import OnSample, Station
 from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
@@ -56,35 +63,29 @@ class QuickShape:
     """How much a block of `quick` measures."""
 
     packets: int
-    loads: int
-    """Loads that a block measures."""
     duration_s: float
     under_load: bool
     """Whether throughput is measured under background load, too."""
 
 
 QUICK_SHAPES = (
-    QuickShape(500, 7, 0.25, under_load=True),
-    QuickShape(300, 6, 0.2, under_load=True),
-    QuickShape(300, 6, 0.2, under_load=False),
-    QuickShape(200, 6, 0.1, under_load=False),
-    QuickShape(200, 5, 0.1, under_load=False),
-    QuickShape(200, 4, 0.08, under_load=False),
+    QuickShape(500, 0.25, under_load=True),
+    QuickShape(300, 0.2, under_load=True),
+    QuickShape(300, 0.2, under_load=False),
+    QuickShape(200, 0.1, under_load=False),
 )
 """Quick takes the first with room for `QUICK_BLOCKS` blocks: many blocks tell more than long ones.
-
-A verdict rests on five loads: two around PDR, one far beyond it, and two below, which show that
-nothing is lost there. Blocks measure all of them, as single runs tell little; where time is short
-the lower two take turns.
+Where even the last has none, it has fewer blocks.
 
 Of 100 packets at 1 kpps, one that leaves 1.2 ms late makes the trial miss its rate by over 1 %.
 """
 
-_LEAST_LOADS = 5
-
 QUICK_BLOCKS = 8
 """Blocks that tell a difference of 10 % apart for each load at 3 % noise
 (docs/concepts/statistics.md)."""
+
+_VERDICT_TRIALS = 24
+"""A verdict needs about so many load trials besides those of the blocks, at 3 % noise."""
 
 _MARGIN = 1.1
 """Pilots foretell a block's time within about a tenth."""
@@ -115,16 +116,25 @@ class Quick:
         return quick_design(self.planes, QUICK_SHAPES[0])
 
     def fitted(self, design: Design, pace: float) -> Design:
-        """The largest design of which `QUICK_BLOCKS` fit into the time left, on a machine of this
-        pace, and as many more as fit; the smallest one where the time is short."""
+        """The largest design of which `QUICK_BLOCKS` fit into the time left on a machine of this
+        pace, with the trials that verdicts need, and as many more as fit; of the smallest one as
+        many blocks as there is time for, up to `QUICK_BLOCKS`."""
         for shape in QUICK_SHAPES:
             fitting = quick_design(self.planes, shape).model_copy(update={"seed": design.seed})
-            ladders = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
-            block_s = _MARGIN * estimate_s(schedule_for(fitting, ladders, {}), pace=pace)
-            blocks = int(self.left_s / block_s)
+            assert fitting.sweep is not None
+            ladders = dict.fromkeys(cells_of(fitting), fitting.sweep.placeholders)
+            schedule = schedule_for(fitting, ladders, {})
+            trials = [trial for visit in schedule.visits for trial in visit.trials]
+            curves = sum(trial.kind == "load" for trial in trials) / len(fitting.sweep.placeholders)
+            verdicts_s = curves * _VERDICT_TRIALS * (pace * TRIAL_OVERHEAD_S + shape.duration_s)
+            block_s = _MARGIN * estimate_s(schedule, pace=pace)
+            blocks = int((self.left_s - verdicts_s) / block_s)
             if blocks >= QUICK_BLOCKS:
                 break
-        return fitting.model_copy(update={"blocks": max(QUICK_BLOCKS, blocks)})
+        else:
+            blocks = max(least_blocks(), int(self.left_s / block_s))
+            blocks = min(QUICK_BLOCKS, blocks)
+        return fitting.model_copy(update={"blocks": blocks})
 
 
 def quick_design(planes: Sequence[str], shape: QuickShape) -> Design:
@@ -136,8 +146,7 @@ def quick_design(planes: Sequence[str], shape: QuickShape) -> Design:
     }
     sweep = {
         "offered_pps": "auto",
-        "loads": max(_LEAST_LOADS, shape.loads),
-        "loads_per_block": shape.loads,
+        "until_verdict": True,
         "duration_s": shape.duration_s,
     }
     if not shape.under_load:
@@ -154,7 +163,7 @@ def quick_design(planes: Sequence[str], shape: QuickShape) -> Design:
     )
 
 
-_AFTERWARDS_S = 9.0
+_AFTERWARDS_S = 6.0
 """Time that quick keeps for statistics and the report."""
 
 
@@ -187,11 +196,7 @@ def dry_run(
     if not on_later_hosts:
         with Stations(design, None if remote is None else remote.pair) as stations:
             unavailable = stations.unavailable(cells_of(design))
-    sweep = design.sweep
-    steps: Sequence[float] = ()
-    if sweep is not None:
-        automatic = sweep.offered_pps == "auto"
-        steps = tuple(range(1, sweep.loads + 1)) if automatic else tuple(sweep.offered_pps)  # type: ignore[arg-type]
+    steps = () if design.sweep is None else design.sweep.placeholders
     return make_schedule(design, dict.fromkeys(cells_of(design), steps), unavailable)
 
 
@@ -222,6 +227,9 @@ def start(
         schedule = schedule_for(design, ladders, unavailable)
         if omission := check_budget(design, schedule):
             progress.note(omission)
+        verdicts = None
+        if design.sweep is not None and design.sweep.until_verdict:
+            verdicts = Verdicts(schedule, ranges.by_cell, design.seed)
         info = _info(design, ladders, host, schedule, remote, stations)
         with RunWriter.create(out, info) as writer:
             budget_s = design.budget_s if quick is None else quick.left_s
@@ -236,6 +244,7 @@ def start(
                 budget_s,
                 pace=ranges.pace,
                 fill=quick is not None,
+                verdicts=verdicts,
             )
 
 
@@ -397,6 +406,7 @@ def _measure(
     *,
     pace: float = 1.0,
     fill: bool = False,
+    verdicts: Verdicts | None = None,
 ) -> FinishedRun:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     with ExitStack() as beside:
@@ -418,6 +428,7 @@ def _measure(
             least_blocks=least_blocks() if fill else 1,
             after_s=_AFTERWARDS_S if fill else 0.0,
             fill=fill,
+            verdicts=verdicts,
         )
     trials = RunReader(writer.path).trials()
     advice = recommend(trials, writer.info)
@@ -491,6 +502,8 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
             "stopped",
         )
     ladders = raw.pop(LADDERS_KEY, {})
+    if isinstance(sweep := raw.get("sweep"), dict):  # an earlier version's quick measured a part
+        raw["sweep"] = {name: value for name, value in sweep.items() if name != "loads_per_block"}
     try:
         design = Design.model_validate(raw)
         if not isinstance(ladders, dict):

@@ -12,11 +12,14 @@ import polars as pl
 import pytest
 
 from planewise.errors import PlanewiseError
+from planewise.judge.from_store import curves_from_trials
+from planewise.judge.verdict import judge
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.schedule import Schedule
 from planewise.measure.runs.experiment import cell_of, run, schedule_for
 from planewise.measure.runs.pilots import find_ranges
+from planewise.measure.runs.verdicts import Verdicts
 from planewise.measure.station import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
@@ -266,19 +269,79 @@ def test_an_automatic_ladder_lies_around_what_the_pilot_forwarded() -> None:
     assert ladder[0] < CAPACITY_PPS < ladder[-1]
 
 
-def test_pilots_place_a_ladder_of_which_a_block_measures_a_part() -> None:
-    stage = FakeStations()
-    sweep = {"loads": 9, "loads_per_block": 6, "max_pps": 20_000}
-    design = Design.model_validate({"factors": {"plane": "veth"}, "sweep": sweep, "blocks": 4})
-    ladders = find_ranges(design, stage, {}, Silent()).ladders(design)
-    (ladder,) = ladders.values()
-    below = max(load for load in ladder if load <= CAPACITY_PPS)
-    above = min(load for load in ladder if load > CAPACITY_PPS)
-    assert above < 1.1 * below
-    blocks = [visit.trials for visit in schedule_for(design, ladders, {}).visits]
-    assert [len(trials) for trials in blocks] == [6] * 4
-    trials = [trial for trials in blocks for trial in trials if isinstance(trial, LoadTrial)]
-    assert {trial.offered_pps for trial in trials} == set(ladder)
+def until_verdict(planes: Sequence[str], **more: object) -> Design:
+    sweep = {"until_verdict": True, "duration_s": 0.1, **more}
+    return Design.model_validate({"factors": {"plane": planes}, "sweep": sweep, "blocks": 4})
+
+
+class Harmed(FakeStations):
+    """Forwards less than it can in far overload."""
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        record = super().load(trial, place).record
+        if trial.offered_pps < 5 * CAPACITY_PPS:
+            return TrialResult(record)
+        sent, received = int(trial.offered_pps), int(0.9 * CAPACITY_PPS)
+        counts = Counts(sent=sent, received=received, lost=sent - received)
+        return TrialResult(record.model_copy(update={"counts": counts}))
+
+
+@pytest.mark.parametrize("stations", [FakeStations(), Harmed()])
+def test_a_ladder_that_grows_has_two_loads_beyond_pdr_though_overload_harms(
+    stations: FakeStations,
+) -> None:
+    design = until_verdict(["veth"], max_pps=20_000)
+    (ladder,) = find_ranges(design, stations, {}, Silent()).ladders(design).values()
+    assert len(ladder) == 2
+    assert CAPACITY_PPS < ladder[0] < 1.2 * CAPACITY_PPS
+    assert ladder[1] > 2 * CAPACITY_PPS
+
+
+def measured_until_verdict(
+    out: Path, stations: FakeStations, budget_s: float
+) -> tuple[list[TrialRecord], Schedule, Silent]:
+    design, progress = until_verdict(["veth", "bridge"], max_pps=20_000), Silent()
+    ranges = find_ranges(design, stations, {}, progress)
+    schedule = schedule_for(design, ranges.ladders(design), {})
+    verdicts = Verdicts(schedule, ranges.by_cell, design.seed)
+    with RunWriter.create(out, make_info()) as writer:
+        options = {"budget_s": budget_s, "pace": 0.01}
+        run(schedule, stations, writer, progress, verdicts=verdicts, **options)  # type: ignore[arg-type]
+    return RunReader(out).trials(), schedule, progress
+
+
+def test_a_run_measures_what_its_verdicts_need_and_no_more_once_they_are_decided(
+    tmp_path: Path,
+) -> None:
+    trials, schedule, progress = measured_until_verdict(tmp_path / "run", FakeStations(), 60)
+    for _, curve in curves_from_trials(trials):
+        assert judge(curve).verdict == "GOOD"
+        assert curve.offered_pps[0] < 0.7 * CAPACITY_PPS
+        assert sum(curve.counts) < 40
+    assert len({trial.trial for trial in trials}) == len(trials)
+    of_block = [sum(trial.block == block for trial in trials) for block in range(4)]
+    assert of_block[3] == schedule.trials / 4
+    assert progress.total < 60  # told anew, without the time that nobody needs
+
+
+def test_without_time_left_a_run_measures_its_schedule(tmp_path: Path) -> None:
+    trials, schedule, _ = measured_until_verdict(tmp_path / "run", FakeStations(), 0.01)
+    assert len(trials) <= schedule.trials
+
+
+def test_a_plane_that_loses_nothing_takes_no_trials_from_the_others(tmp_path: Path) -> None:
+    trials, _, _ = measured_until_verdict(tmp_path / "run", Lossless(), 60)
+    assert len(trials) < 40
+
+
+class Lossless(FakeStations):
+    """Forwards all that is sent."""
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        record = super().load(trial, place).record
+        sent = int(trial.offered_pps)
+        counts = Counts(sent=sent, received=sent, lost=0)
+        return TrialResult(record.model_copy(update={"counts": counts}))
 
 
 class Costly(FakeStations):

@@ -11,6 +11,7 @@ import pytest
 
 from planewise.commands.dry_run import as_json, print_schedule
 from planewise.errors import BadInputError, UnsupportedError
+from planewise.judge.statistics.looks import least_blocks
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
@@ -169,13 +170,14 @@ def test_quick_measures_as_much_as_eight_blocks_have_time_for(
     quick = Quick(planes, time.monotonic() + 180)
     design = quick.fitted(quick.first(), pace)
     assert design.sweep is not None
-    made_up = dict.fromkeys(cells_of(design), tuple(range(1, design.sweep.loads + 1)))
+    made_up = dict.fromkeys(cells_of(design), design.sweep.placeholders)
     block_s = estimate_s(schedule_for(design, made_up, {}), pace=pace) / design.blocks
     assert QUICK_BLOCKS * block_s <= quick.left_s
     assert design.blocks >= QUICK_BLOCKS
     slower = quick.fitted(quick.first(), 4 * pace)
     assert slower.sweep is not None
-    assert (slower.sweep.loads, slower.blocks) <= (design.sweep.loads, design.blocks)
+    assert (slower.sweep.duration_s, slower.blocks) <= (design.sweep.duration_s, design.blocks)
+    assert slower.blocks >= least_blocks()
 
 
 def test_quick_without_a_plane_says_who_knows_why() -> None:

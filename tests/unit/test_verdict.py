@@ -220,6 +220,27 @@ def test_headroom_that_one_noisy_load_decides_is_undecided_and_asks_for_that_loa
     assert "the runs vary too much to tell" in verdict.reason
 
 
+def test_where_few_runs_leave_pdr_open_a_load_just_below_the_knee_is_asked_for_first() -> None:
+    passed_kpps = {
+        350: [350] * 2,
+        525: [525] * 2,
+        599: [599, 584, 599, 595],
+        663: [578, 575, 624, 613, 619, 627, 606, 611, 622, 587, 623, 624, 611],
+        789: [584, 592, 594, 573, 590, 629, 605, 582, 575, 607, 630, 591, 593],
+        1199: [618, 616, 592, 608, 603, 602, 603, 624, 618, 597, 600, 614, 601, 592],
+    }
+    points = [
+        LoadPoint(load * 1e3, [Run(load * 100, passed * 100) for passed in runs])
+        for load, runs in passed_kpps.items()
+    ]
+    open_curve = judge(Curve("noisy", tuple(points)))
+    assert open_curve.open == "few runs"
+    near = open_curve.next_loads[0]
+    assert 560e3 < near < 590e3
+    clean = LoadPoint(near, [Run(round(near), round(near))] * 6)
+    assert judge(Curve("noisy", (*points, clean))).verdict == "GOOD"
+
+
 def test_loads_that_lie_far_apart_around_pdr_are_too_short_a_ladder() -> None:
     coarse = {load: rate for load, rate in SATURATED.items() if load not in (230e3, 260e3)}
     verdict = judge(curve({**coarse, 500e3: 250e3}))

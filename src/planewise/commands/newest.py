@@ -22,7 +22,7 @@ def newest_measured(command: str, otherwise: str = "") -> Path:
         raise BadInputError(
             f"there is no measured run in {RUNS}/",
             where=command,
-            remedy=f"measure it: planewise quick (90 seconds){otherwise}",
+            remedy=f"measure it: planewise quick (two minutes){otherwise}",
         )
     console.err().print(f"Evidence: {run.path}, the newest run here.")
     return run.path

@@ -25,7 +25,7 @@ def quick(
             metavar="TIME",
             help="Time to aim at, such as 3, 3m or 1h; more time, more blocks.",
         ),
-    ] = 1.6,
+    ] = 1.9,
     wide: options.WideOption = False,
     json: options.JsonOption = False,
 ) -> None:

@@ -14,7 +14,7 @@ def start(folder: Path = RUNS) -> None:
     if run is None:
         print(f"Nothing has been measured here yet: there is no run in {folder}/. Next:")
         steps = [
-            ("planewise quick", "compare this host's planes in 90 seconds; needs no root"),
+            ("planewise quick", "compare this host's planes in two minutes; needs no root"),
             ("planewise doctor", "see first what this host can do, and what would disturb it"),
         ]
     else:

@@ -251,7 +251,10 @@ def _decide(
     start = max(0, int(seen.over[0]) - 1)
     blur = seen.error[start:] * seen.offered_pps[start:]
     most = seen.offered_pps[start:][np.argsort(-blur)[:3]]
-    return _Decision("UNDECIDED", "few runs", reason, most.tolist())
+    # If nothing is lost at a load nearer to PDR, PDR is no lower, and the interval ends lower.
+    lowest = seen.pdr_pps[0] * (1 + high) / (1 + HEADROOM_LIMIT)
+    near = [float(f"{load:.4g}") for load in _near_pdr(seen, plr)[:1] if load > lowest]
+    return _Decision("UNDECIDED", "few runs", reason, [*near, *most.tolist()])
 
 
 def middle_third(curve: Curve) -> Curve:
@@ -318,15 +321,23 @@ def _too_short(seen: Estimate, plr: float) -> tuple[str, list[float]]:
             "still rises beyond it was not measured",
             beyond,
         )
-    below, above = float(offered[first - 1]), float(offered[first])
-    knee = min(above * (1 - float(seen.mean[first])) / (1 - plr), above)
-    # Just below the knee: if nothing is lost there, little is left between PDR's readings.
-    around = [max(knee * (1 - _NEAR), (below + knee) / 2), (below + knee) / 2]
     return (
-        f"PDR lies between {rate_text(below)} and {rate_text(above)}, which are too far apart, or "
-        f"the ladder ends too early, at {rate_text(last)}",
-        around if knee > below * (1 + 2 * _NEAR) else beyond,
+        f"PDR lies between {rate_text(offered[first - 1])} and {rate_text(offered[first])}, which "
+        f"are too far apart, or the ladder ends too early, at {rate_text(last)}",
+        _near_pdr(seen, plr) or beyond,
     )
+
+
+def _near_pdr(seen: Estimate, plr: float) -> list[float]:
+    """Loads just below the knee: if nothing is lost there, little is left between PDR's readings.
+    None where two loads lie as near to one another."""
+    first = int(seen.over[0]) if seen.over.size else 0
+    if not first:
+        return []
+    below, above = float(seen.offered_pps[first - 1]), float(seen.offered_pps[first])
+    knee = min(above * (1 - float(seen.mean[first])) / (1 - plr), above)
+    around = [max(knee * (1 - _NEAR), (below + knee) / 2), (below + knee) / 2]
+    return around if knee > below * (1 + 2 * _NEAR) else []
 
 
 def _unseen_below(seen: Estimate, plr: float) -> tuple[str, list[float]] | None:

@@ -282,9 +282,9 @@ class SweepPart(DesignModel):
     """`auto`: a ladder of `loads` steps around the rate that a short overload trial forwards."""
     loads: Annotated[int, Field(ge=2, le=200)] = 8
     """Steps of an automatic ladder."""
-    loads_per_block: Annotated[int, Field(ge=4, le=200)] | None = None
-    """Loads that a block measures: the highest of the ladder in each block, the lowest in turn.
-    An automatic ladder is then dense around PDR, which pilots search. None: all, evenly spaced."""
+    until_verdict: bool = False
+    """Whether blocks go on, within the run's time budget, at the loads that the verdict on a curve
+    still needs. An automatic ladder then has two loads, both beyond PDR."""
     duration_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     """Duration of a load trial."""
     max_pps: Rate = 10_000_000.0
@@ -293,6 +293,13 @@ class SweepPart(DesignModel):
     """Background loads under which the ladder is run; by default all of the design."""
     warmup_s: Annotated[float, Field(ge=0, le=600)] = 0.0
     """A load trial of this length is thrown away before the first of a cell in a block."""
+
+    @property
+    def placeholders(self) -> tuple[float, ...]:
+        """The ladder, rising; 1, 2, … in place of an automatic one, which is not known yet."""
+        if self.offered_pps == "auto":
+            return tuple(map(float, range(1, (2 if self.until_verdict else self.loads) + 1)))
+        return tuple(sorted(self.offered_pps))
 
 
 class CpusPart(DesignModel):
@@ -536,15 +543,8 @@ class Design(DesignModel):
         factors = self.factors
         trials = 0
         for part, of_trial in self.kinds().items():
-            trials += math.prod(len(getattr(factors, name)) for name in of_trial) * (
-                self._loads() if part == "sweep" else 1
-            )
+            loads = len(self.sweep.placeholders) if part == "sweep" and self.sweep else 1
+            trials += math.prod(len(getattr(factors, name)) for name in of_trial) * loads
         of_trials = {name for names in TRAFFIC_FACTORS.values() for name in names}
         cells = math.prod(len(levels) for name, levels in factors if name not in of_trials)
         return cells * trials * self.blocks
-
-    def _loads(self) -> int:
-        """Steps of the sweep's ladder."""
-        assert self.sweep is not None
-        ladder = self.sweep.offered_pps
-        return self.sweep.loads if ladder == "auto" else len(ladder)

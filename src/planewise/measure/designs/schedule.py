@@ -139,7 +139,11 @@ def visit_costs_s(
     for visit in visits:
         if visit.block != block:
             block, built = visit.block, {testbed for testbed in built if testbed.kind not in KEPT}
-        cost = visit_s(visit, finished, pace)
+        unfinished = [trial for trial in visit.trials if trial.name not in finished]
+        cost = 0.0
+        if unfinished:
+            trials = (trial_s(trial, pace) for trial in (*visit.warmup, *unfinished))
+            cost = pace * VISIT_OVERHEAD_S + math.fsum(trials)
         testbed = visit.cell.testbed
         if cost and testbed not in built:
             cost += pace * build_s(testbed)
@@ -152,15 +156,6 @@ def build_s(testbed: CellTestbed) -> float:
     """Time to build a testbed [s]."""
     first_s, each_s = BUILD_S[testbed.kind]
     return first_s + each_s * (testbed.background_guests + testbed.vnfs)
-
-
-def visit_s(visit: Visit, finished: frozenset[str] = frozenset(), pace: float = 1.0) -> float:
-    """Time of the unfinished trials of one visit, without building its testbed [s]."""
-    unfinished = [trial for trial in visit.trials if trial.name not in finished]
-    if not unfinished:
-        return 0.0
-    trials = math.fsum(trial_s(trial, pace) for trial in (*visit.warmup, *unfinished))
-    return pace * VISIT_OVERHEAD_S + trials
 
 
 def trial_s(trial: Trial, pace: float = 1.0) -> float:

@@ -17,7 +17,6 @@ from planewise.measure.designs.design import Design
 from planewise.measure.designs.schedule import (
     Schedule,
     Visit,
-    estimate_s,
     make_schedule,
     trial_s,
     visit_costs_s,
@@ -25,6 +24,7 @@ from planewise.measure.designs.schedule import (
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
 from planewise.measure.runs.stations import Stations
+from planewise.measure.runs.verdicts import Verdicts
 from planewise.measure.station import Place, Station, Trial, TrialResult
 from planewise.store.levels import marked, missed_levels
 from planewise.store.models import RunInfo, RunStatus, TrialRecord
@@ -97,6 +97,7 @@ def run(
     least_blocks: int = 1,
     after_s: float = 0.0,
     fill: bool = False,
+    verdicts: Verdicts | None = None,
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
 
@@ -104,13 +105,19 @@ def run(
     row without a successful trial stop it. Ctrl-C stops it between two trials' records. `watch`
     looks at the hosts around every trial; a trial that `pauses` calls disturbed is measured again.
     After `least_blocks`, no block is begun that does not fit into `budget_s` at the pace so far.
-    With `fill` blocks that are left out were never part of the design. The time left that
-    `progress` shows is the estimate at the machine's `pace`, and `after_s` for what follows.
+    With `fill` blocks that are left out were never part of the design. What the schedule leaves of
+    the budget goes to open `verdicts`, block by block. The time left that `progress` shows is the
+    estimate at the machine's `pace`, the budget's while a verdict is open, and `after_s` for what
+    follows.
     """
-    progress.begin("measuring", estimate_s(schedule, writer.finished, pace) + after_s)
-    runner = _Runner(schedule, stations, writer, progress, watch, pauses or Pauses(), meter, pace)
+    runner = _Runner(
+        *(schedule, stations, writer, progress, watch, pauses or Pauses(), meter, pace),
+        budget_s=math.inf if budget_s is None else budget_s,
+        after_s=after_s,
+        verdicts=None if budget_s is None else verdicts,
+    )
     try:
-        left_out = runner.blocks(budget_s, least_blocks)
+        left_out = runner.blocks(least_blocks)
     except KeyboardInterrupt:
         return runner.close("interrupted", "stopped by the user")
     except PlanewiseError as error:
@@ -144,48 +151,85 @@ class _Runner:
     watch: LocalWatch | None
     pauses: Pauses
     meter: Meter | None
-    pace: float = 1.0
+    pace: float
+    budget_s: float
+    after_s: float
+    verdicts: Verdicts | None
     done: int = 0
     failed: int = 0
     failed_cells: int = 0
     missed: int = 0
     worked_s: float = 0.0
+    """Estimate of what has been done of the schedule."""
+    further_s: float = 0.0
+    """Time spent for verdicts."""
+    begun_s: float = 0.0
+    """What `progress` was told last that is left."""
     last_error: PlanewiseError | None = None
 
     def __post_init__(self) -> None:
         self.order = self.writer.next_order
+        self.began = time.monotonic() - self.pauses.paused_s
+        visits = self.schedule.visits
+        self.costs = dict(
+            zip(visits, visit_costs_s(visits, self.writer.finished, self.pace), strict=True)
+        )
+        self.estimate_s = math.fsum(self.costs.values())
+        self.deciding = self.verdicts is not None
+        """Whether a verdict was open when last seen."""
+        self.begin("measuring")
 
-    def blocks(self, budget_s: float | None, least: int) -> int:
+    def blocks(self, least: int) -> int:
         """Runs block after block, `least` at least; returns how many the budget had no room for."""
-        began = time.monotonic() - self.pauses.paused_s
-        begun = 0
-        left_out = 0
-        costs = iter(visit_costs_s(self.schedule.visits, self.writer.finished, self.pace))
+        begun = left_out = 0
         for block, visits in self.schedule.by_block():
-            planned = [(visit, next(costs)) for visit in visits]
-            estimate = math.fsum(cost for _, cost in planned)
+            estimate = math.fsum(self.costs[visit] for visit in visits)
             if not estimate:
                 continue
-            if budget_s is not None and begun >= least:
-                spent = time.monotonic() - self.pauses.paused_s - began
-                if spent + estimate * spent / self.worked_s > budget_s:
-                    left_out += 1
-                    continue
+            if begun >= least and self.spent_s + estimate * self.slowness > self.budget_s:
+                left_out += 1
+                self.estimate_s -= estimate
+                continue
             begun += 1
             self.stations.new_block()
-            for number, (visit, cost_s) in enumerate(planned, start=1):
-                self.visit(visit, cost_s, f"block {block + 1}, cell {number} of {len(visits)}")
+            for number, visit in enumerate(visits, start=1):
+                self.visit(visit, f"block {block + 1}, cell {number} of {len(visits)}")
         return left_out
 
-    def visit(self, visit: Visit, cost_s: float, where: str) -> None:
+    @property
+    def spent_s(self) -> float:
+        """Time since the beginning, pauses left out."""
+        return time.monotonic() - self.pauses.paused_s - self.began
+
+    @property
+    def slowness(self) -> float:
+        """Time that the schedule takes over its estimate, so far."""
+        return (self.spent_s - self.further_s) / self.worked_s if self.worked_s else 1.0
+
+    @property
+    def left_s(self) -> float:
+        """Time until the end: that of the schedule, or the budget's while a verdict is open."""
+        left_s = self.estimate_s - self.worked_s
+        return max(left_s, self.budget_s - self.spent_s) if self.deciding else left_s
+
+    def begin(self, what: str) -> None:
+        """Tells how long the rest takes."""
+        self.begun_s = self.left_s
+        self.progress.begin(what, self.begun_s + self.after_s)
+
+    def step(self, what: str) -> None:
+        """Tells what is next."""
+        self.progress.step(what, self.begun_s - self.left_s)
+
+    def visit(self, visit: Visit, where: str) -> None:
         """Runs the unfinished trials of one cell in one block."""
         pending = [trial for trial in visit.trials if trial.name not in self.writer.finished]
         if not pending:
             return
         where = f"{where}: {_cell_text(visit.cell)}"
         succeeded = self.done
-        self.progress.step(where, self.worked_s)
-        self.worked_s += cost_s - sum(trial_s(trial, self.pace) for trial in pending)
+        self.step(where)
+        self.worked_s += self.costs[visit] - sum(trial_s(trial, self.pace) for trial in pending)
         try:
             while pending:
                 self._measure_undisturbed(visit, pending, where)
@@ -216,10 +260,12 @@ class _Runner:
                         return
                     self._keep(visit, trial, measured)
                     self.worked_s += trial_s(pending.pop(0), self.pace)
-                    self.progress.step(where, self.worked_s)
+                    self.step(where)
                     failures = failures + 1 if isinstance(measured, PlanewiseError) else 0
                     if failures >= FAILURES_IN_A_ROW and isinstance(measured, PlanewiseError):
                         self._give_up(visit, pending, measured)
+                if not failures:
+                    self._decide(visit, station, where)
         except (_TooManyFailuresError, StorageError):
             raise
         except PlanewiseError:
@@ -230,6 +276,34 @@ class _Runner:
             self.progress.note("paused between two trials; continue with `fg` or SIGCONT")
             self.pauses.pause()
             self.progress.note("continuing")
+
+    def _decide(self, visit: Visit, station: Station, where: str) -> None:
+        """Runs trials for the verdicts in this visit's part of the time left for them."""
+        if self.verdicts is None:
+            return
+        open_cells = self.verdicts.open_cells()
+        if bool(open_cells) != self.deciding:
+            self.deciding = bool(open_cells)
+            self.begin(
+                "measuring" if open_cells else "every verdict is decided, measuring the rest"
+            )
+        began_s = self.spent_s
+        spare_s = self.budget_s - began_s - (self.estimate_s - self.worked_s) * self.slowness
+        visits = max(1, len(open_cells)) * (self.schedule.blocks - visit.block)
+        end_s = began_s + spare_s / visits
+        while not self.pauses.requested:
+            trial = self.verdicts.next_trial(visit.cell, visit.block)
+            if trial is None or self.spent_s + trial_s(trial, self.pace) > end_s:
+                break
+            mark = self.pauses.mark()
+            measured = self._trial(visit, trial, station)
+            if self.pauses.disturbed_since(mark):
+                break
+            self._keep(visit, trial, measured)
+            if isinstance(measured, PlanewiseError):
+                break
+            self.step(where)
+        self.further_s += self.spent_s - began_s
 
     def _watching(self, station: Station) -> AbstractContextManager[None]:
         return nullcontext() if self.meter is None else self.meter.watching(station)
@@ -264,6 +338,8 @@ class _Runner:
         record = marked(measured.record)
         self._warn_of_missed(visit, record)
         self.writer.append(record, measured.packets, measured.recording)
+        if self.verdicts is not None:
+            self.verdicts.add(visit.cell, trial, record)
         self.order += 1
         self.done += 1
 

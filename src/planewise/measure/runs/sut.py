@@ -233,7 +233,7 @@ class SutMeasurer:
             load = earlier.load
             if load and (load.intended_pps, earlier.duration_s) == (offered_pps, duration_s):
                 self._earlier.remove(earlier)
-                return _run_of(earlier)
+                return run_of(earlier)
         record = self._measure(offered_pps, duration_s)
         self._trials += 1
         self.on_record(record)
@@ -242,7 +242,7 @@ class SutMeasurer:
                 f"a trial of {duration_s:g} s at {offered_pps:.0f} pps has no packet",
                 remedy="give it a longer duration or a higher load",
             )
-        return _run_of(record)
+        return run_of(record)
 
     def _measure(self, offered_pps: float, duration_s: float) -> TrialRecord:
         name = f"load:{','.join(str(level) for level in self.cell.values())}#{self._trials}"
@@ -277,7 +277,8 @@ class SutMeasurer:
         self._opened.__exit__(*error)  # type: ignore[arg-type]
 
 
-def _run_of(record: TrialRecord) -> Run:
+def run_of(record: TrialRecord) -> Run:
+    """The run that a load trial is to the judge."""
     assert record.counts is not None
     return Run(
         sent=record.counts.sent,

@@ -12,9 +12,8 @@ class ExhaustedError(PlanewiseError):
     """All recorded trials of this load are used up."""
 
 
-@runtime_checkable
-class Measurer(Protocol):
-    """Runs one trial at a time: a testbed, a synthetic SUT, or a recording that is replayed."""
+class Loads(Protocol):
+    """A range of loads."""
 
     @property
     def min_load_pps(self) -> float:
@@ -23,6 +22,11 @@ class Measurer(Protocol):
     @property
     def max_load_pps(self) -> float:
         """Highest load that may be offered: line rate, or the generator's own maximum."""
+
+
+@runtime_checkable
+class Measurer(Loads, Protocol):
+    """Runs one trial at a time: a testbed, a synthetic SUT, or a recording that is replayed."""
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Offers `offered_pps` for `duration_s` and returns the counts.

@@ -1,6 +1,7 @@
 """The sequential sweep: trials at the loads that decide the verdict, until it is decided.
 
-It stops by the counts of `counts`. At each load that decides, runs that agree with the verdict must
+A run of a design goes on by the same `Placement` in the time that its schedule leaves. It stops by
+the counts of `counts`. At each load that decides, runs that agree with the verdict must
 lead those that do not, as passes lead fails in a search; so looking after every batch makes no
 wrong verdict more likely. It is the same for a testbed, a synthetic system and a recording.
 """
@@ -19,7 +20,7 @@ from planewise.judge.curve import Curve, LoadPoint, Run
 from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.search.counts import PRICE, lead_for
-from planewise.measure.search.measurer import ExhaustedError, Measurer
+from planewise.measure.search.measurer import ExhaustedError, Loads, Measurer
 
 Stopped = Literal[
     "decided",
@@ -119,7 +120,7 @@ def sweep_until_verdict(
         )
     if not (np.diff(loads) > 0).all():
         raise BadInputError("the offered loads of a sweep must be positive and rise")
-    sweep = _Sweep(measurer, loads.tolist(), plan or SequentialPlan(), extend, seed)
+    sweep = Placement(measurer, loads.tolist(), plan or SequentialPlan(), extend, seed)
     while chosen := sweep.next_loads():
         for load in chosen:
             try:
@@ -146,12 +147,12 @@ def sweep_until_verdict(
     return SweepResult(curve, judge(curve, plr=sweep.plan.plr), sweep.stopped, len(runs), traffic_s)
 
 
-class _Sweep:
+class Placement:
     """Chooses the loads to measure next, from the runs so far."""
 
     def __init__(
         self,
-        measurer: Measurer,
+        within: Loads,
         loads: Sequence[float],
         plan: SequentialPlan,
         extend: bool,
@@ -163,7 +164,7 @@ class _Sweep:
         self.runs: dict[float, list[Run]] = {load: [] for load in loads}
         self.exhausted: set[float] = set()
         """Loads where further trials are pointless: the SUT was not what limited them."""
-        self._measurer, self._extensions = measurer, _MOST_EXTENSIONS if extend else 0
+        self._within, self._extensions = within, _MOST_EXTENSIONS if extend else 0
         self._rng = np.random.default_rng(seed)
 
     def add(self, load: float, run: Run) -> None:
@@ -191,8 +192,10 @@ class _Sweep:
         if not done or (curve := self.curve("sweep")).untested:
             return self._stop("no more runs")
         verdict = judge(curve, plr=plan.plr)
+        if added := self._extended(verdict):
+            return added
         if verdict.open == "ladder too short":
-            return self._extended(verdict) or self._stop("ladder too short")
+            return self._stop("ladder too short")
         undecided = verdict.verdict == "UNDECIDED"
         lacking = (
             dict.fromkeys(verdict.next_loads, 1)
@@ -249,7 +252,7 @@ class _Sweep:
 
     def _extended(self, verdict: Verdict) -> list[float]:
         """Adds a load that the ladder lacks; none where it may not be extended there."""
-        low, high = self._measurer.min_load_pps, self._measurer.max_load_pps
+        low, high = self._within.min_load_pps, self._within.max_load_pps
         for load in verdict.next_loads if self._extensions else ():
             if low <= load <= high and load not in self.runs:
                 self.runs[load] = []

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 from planewise.measure.designs.design import Design, SweepPart
-from planewise.measure.designs.ladders import loads_of_block
 from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials import load_one_process, load_two_ended
 from planewise.measure.trials.silence import along, counters, nothing_arrived
@@ -27,23 +26,19 @@ class LoadTrial(Trial):
 
     @classmethod
     def requested(cls, request: Request) -> list[Trial]:
-        """One for each frame size and each load of the block's ladder."""
-        sweep, name, block = (
-            request.design.part(cls.key, SweepPart),
-            request.cell.name,
-            request.block,
-        )
+        """One for each frame size and each load of the ladder."""
+        sweep = request.design.part(cls.key, SweepPart)
         if sweep.load_types and request.cell.load_type not in sweep.load_types:
             return []
         return [
             cls(
-                f"load:{name},{levels['size_bytes']}B#r{block}@{offered:.0f}",
+                f"load:{request.cell.name},{levels['size_bytes']}B#r{request.block}@{offered:.0f}",
                 offered,
                 int(levels["size_bytes"]),
                 sweep.duration_s,
             )
             for levels in request.traffic
-            for offered in loads_of_block(request.ladder, block, sweep.loads_per_block)
+            for offered in request.ladder
         ]
 
     @classmethod
