@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from planewise.judge.synthetic import (
-    GradualCurve,
-    NonMonotoneCurve,
-    RealisticCurve,
     SyntheticSut,
-    TrashingCurve,
+    gradual,
+    non_monotone,
+    realistic,
+    trashing,
     variant,
 )
 
@@ -35,37 +35,36 @@ def make(
 def _reshaped(kind: str, system: SyntheticSut, seed: int) -> SyntheticSut:
     """The same class with its shape drawn at random (all ranges are stated here, once)."""
     draw = np.random.default_rng(seed)
-    realistic = RealisticCurve(
+    curve = realistic(
         early_loss=float(10 ** draw.uniform(-8, -6)),
         loss_at_saturation=float(10 ** draw.uniform(-2.3, -1.7)),
         steepness=float(draw.uniform(25, 120)),
     )
-    wavering = system.wavering
     match kind:
         case "realistic":
-            return replace(system, curve=realistic)
+            return replace(system, loss=curve)
         case "bursty":
             burst = float(10 ** draw.uniform(1, 3))
-            return replace(system, curve=realistic, mean_burst_packets=burst)
+            return replace(system, loss=curve, mean_burst_packets=burst)
         case "trashing":
             at, over = float(draw.uniform(1.2, 2.0)), float(draw.uniform(0.5, 3.0))
-            return replace(system, curve=TrashingCurve(realistic, at, over))
+            return replace(system, loss=trashing(curve, at, over))
         case "gradual":
             gain = float(draw.uniform(0.3, 0.8))
-            return replace(system, curve=GradualCurve(gain=gain, ceiling=1.6))
+            return replace(system, loss=gradual(gain))
         case "non-monotone":
             centre, width, height = (
                 float(draw.uniform(low, high))
                 for low, high in ((0.3, 0.7), (0.03, 0.08), (0.01, 0.05))
             )
-            return replace(system, curve=NonMonotoneCurve(centre, width, height))
+            return replace(system, loss=non_monotone(centre, width, height))
         case "drifting":
             drift_per_s = float(-(10 ** draw.uniform(-3.5, -2.5)))
-            return replace(system, wavering=replace(wavering, drift_per_s=drift_per_s))
+            return replace(system, drift_per_s=drift_per_s)
         case "autocorrelated":
             correlation = float(draw.uniform(0.6, 0.9))
-            return replace(system, wavering=replace(wavering, correlation=correlation))
+            return replace(system, correlation=correlation)
         case "spikes":
-            depth = float(draw.uniform(0.1, 0.5))
-            return replace(system, wavering=replace(wavering, spike_depth=depth))
+            spike_depth = float(draw.uniform(0.1, 0.5))
+            return replace(system, spike_depth=spike_depth)
     return system

@@ -361,7 +361,7 @@ def _covered(name, seeds):
         simulation = sut.start(seed)
         result = run_search(simulation, [NDR, PDR])
         true_pps = still_pps
-        if sut.wavering.drift_per_s:
+        if sut.drift_per_s:
             # Where a drifting system was at the middle of the search.
             true_pps = sut.truth(elapsed_s=simulation.elapsed_s / 2).pdr_pps
         pdr = result.goal("pdr:0.005")

@@ -27,17 +27,17 @@ def test_noise_leaves_the_median_where_it_is_and_lowers_the_expected_pdr():
 
 
 def test_the_realistic_curve_has_the_end_points_of_the_paper():
-    curve = synthetic.RealisticCurve(early_loss=1e-7, loss_at_saturation=0.01)
-    low, at, beyond = curve.loss_ratio(np.array([0.5, 1.0, 2.0]))
+    curve = synthetic.realistic(early_loss=1e-7, loss_at_saturation=0.01)
+    low, at, beyond = curve(np.array([0.5, 1.0, 2.0]))
     assert 1e-8 < low < 1e-6
     assert at == pytest.approx(0.01, rel=1e-3)
     assert beyond == pytest.approx(1 - 0.99 / 2, rel=1e-4)
 
 
 def test_trashing_throughput_falls_linearly_to_zero():
-    curve = synthetic.TrashingCurve(trash_at=1.5, fall_over=1.0)
+    curve = synthetic.trashing(trash_at=1.5, fall_over=1.0)
     loads = np.array([1.2, 1.4, 2.0, 2.5, 3.0])
-    rates = loads * (1 - curve.loss_ratio(loads))
+    rates = loads * (1 - curve(loads))
     assert rates[0] == pytest.approx(rates[1])
     assert rates[2] == pytest.approx(rates[0] / 2)
     assert rates[3] == rates[4] == pytest.approx(0)
@@ -79,7 +79,7 @@ def test_headroom_of_the_exact_curves():
 
 def test_truth_agrees_with_a_long_simulation_for_every_system_that_does_not_drift():
     for name, sut in synthetic.catalogue().items():
-        if sut.wavering.drift_per_s or sut.wavering.correlation:
+        if sut.drift_per_s or sut.correlation:
             continue
         load = sut.truth(0.005).pdr_pps
         assert load is not None
@@ -151,7 +151,9 @@ def test_any_system_answers_any_trial_with_possible_counts(kind, shape, noise, r
 
 
 def test_half_of_the_trials_meet_the_goal_at_pdr_where_few_large_clumps_are_lost():
-    sut = synthetic.SyntheticSut("clumps", 1e5, synthetic.RealisticCurve(), mean_burst_packets=1000)
+    sut = synthetic.SyntheticSut(
+        "clumps", synthetic.realistic(), capacity_pps=1e5, mean_burst_packets=1000
+    )
     simulation = sut.start(1)
     load = sut.truth().pdr_pps
     good = [simulation.trial(load, 1.0).plr <= 0.005 for _ in range(2000)]

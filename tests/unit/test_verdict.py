@@ -311,11 +311,11 @@ def test_a_system_that_drifts_is_judged_as_it_was_in_the_middle() -> None:
 
 @pytest.mark.parametrize("step", [0.02, 0.03, 0.05, 0.1])
 def test_on_pastramis_realistic_curve_the_answer_does_not_depend_on_the_ladder(step: float) -> None:
-    system = synthetic.RealisticCurve()
+    system = synthetic.realistic()
     words = set()
     for phase in np.arange(12) / 12:
         loads = np.arange(0.2 + phase * step, 1.6, step)
-        loss = system.loss_ratio(loads)
+        loss = system(loads)
         exact = {
             float(load * 1e6): [Run(round(load * 1e8), round(load * 1e8 * (1 - share)))] * 25
             for load, share in zip(loads, loss, strict=True)
