@@ -14,7 +14,7 @@ import pytest
 
 from planewise.errors import UnsupportedError
 from planewise.judge.effects import Effect, effects
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
 from planewise.measure.runs.stations import Stations

@@ -16,7 +16,7 @@ from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, gain_of
 from planewise.advise.gain_profile import GainProfile
 from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.command import invoked

@@ -19,9 +19,8 @@ from planewise.advise.table import cells
 from planewise.advise.workload import Workload
 from planewise.judge.bounded import Bound
 from planewise.judge.statistics.comparison import Family, compare_levels
-from planewise.judge.statistics.metrics import observe
+from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.judge.statistics.sentences import level_text, sentence
-from planewise.judge.statistics.values import RunSample
 from planewise.report.data import RunData
 from planewise.report.figure import PrintedNumber
 from planewise.report.html import rankings

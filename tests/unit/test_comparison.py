@@ -14,10 +14,9 @@ from planewise.errors import BadInputError
 from planewise.judge.statistics.comparison import Family, compare_levels, turned
 from planewise.judge.statistics.kendall import tau_b
 from planewise.judge.statistics.looks import least_blocks
-from planewise.judge.statistics.metrics import Metric, Observation, Observed, observe
+from planewise.judge.statistics.metrics import Metric, Observation, Observed, RunSample, observe
 from planewise.judge.statistics.ranking import check_ranking
 from planewise.judge.statistics.sentences import sentence, summary
-from planewise.judge.statistics.values import RunSample
 from planewise.report.sections.compared import outcome_text
 from planewise.store.models import Counts, Level, OfferedLoad, TrialRecord
 from tests.unit import made_up_run

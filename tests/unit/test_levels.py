@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.judge.statistics.comparison import compare_levels
-from planewise.judge.statistics.metrics import by_sending, metrics_in, observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, by_sending, metrics_in, observe
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_any, load_design

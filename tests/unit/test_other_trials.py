@@ -11,8 +11,7 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.fleet.budget import within
 from planewise.fleet.plan import Budget
-from planewise.judge.statistics.metrics import metrics_in, observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, metrics_in, observe
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.schedule import make_schedule

@@ -9,8 +9,7 @@ import pytest
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.judge.statistics.comparison import compare_levels
-from planewise.judge.statistics.metrics import by_sending, observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, by_sending, observe
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.pattern import Bursts, bursts_of
 from planewise.measure.designs.schedule import make_schedule

@@ -8,8 +8,7 @@ import pytest
 
 from planewise.advise.recommend import recommend
 from planewise.judge.statistics.comparison import compare_levels
-from planewise.judge.statistics.metrics import observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.store.models import (
     Counts,
     Disturbance,

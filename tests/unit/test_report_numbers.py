@@ -14,8 +14,7 @@ from planewise.advise.recommend import recommend
 from planewise.judge.bounded import at_least, exact
 from planewise.judge.drift import find_drift
 from planewise.judge.statistics.comparison import compare_levels
-from planewise.judge.statistics.metrics import observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.judge.verdict import LoadEstimate, judge
 from planewise.report import html
 from planewise.report.data import RunData

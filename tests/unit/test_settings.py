@@ -10,7 +10,7 @@ import pytest
 from planewise.commands import doctor
 from planewise.errors import BadInputError
 from planewise.judge.effects import effects
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.matrix import settings_table

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from planewise.judge.statistics.comparison import Family, compare_levels
-from planewise.judge.statistics.metrics import observe
+from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text, sentence
-from planewise.judge.statistics.values import RunSample
 from planewise.store.cells import level_words
 from planewise.store.models import ChainResult, Limit, RunInfo, TcpResult, TrialRecord
 from planewise.store.recommendation import Recommendation

@@ -27,8 +27,7 @@ from planewise.advise.gain_profile import (
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, exact, mapped, mean_of, median_of, minus
 from planewise.judge.statistics.estimates import median_interval
-from planewise.judge.statistics.metrics import observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.store.levels import MissedLevel, missed_levels
 from planewise.store.models import Level, TrialRecord
 from planewise.units import count_text, percent_text, rate_text, time_text

@@ -15,11 +15,10 @@ from planewise.judge.bounded import opposite
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, compare_levels
 from planewise.judge.statistics.looks import least_blocks
-from planewise.judge.statistics.metrics import Observed, observe
+from planewise.judge.statistics.metrics import Observed, RunSample, observe
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text, sentence
-from planewise.judge.statistics.values import RunSample
 from planewise.judge.verdict import judge
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Sending, sending_of

@@ -46,7 +46,7 @@ def boost(
     """
     from planewise.advise.gain import gain_of
     from planewise.advise.toml_text import toml_text
-    from planewise.judge.statistics.values import RunSample
+    from planewise.judge.statistics.metrics import RunSample
     from planewise.store.rundir import RunReader
 
     reader = RunReader(measured)

@@ -177,7 +177,7 @@ def _print(host: Fingerprint) -> None:
 def _better_settings() -> str:
     """What measured better than this host's defaults in the newest run that varied settings."""
     from planewise.judge.effects import effects
-    from planewise.judge.statistics.values import RunSample
+    from planewise.judge.statistics.metrics import RunSample
     from planewise.store.rundir import RunReader
 
     newest = newest_run(varying="setting")

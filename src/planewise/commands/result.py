@@ -83,7 +83,7 @@ def _print(finished: FinishedRun, json: bool, *, wide: bool) -> None:
 def _print_effects(directory: Path, *, wide: bool) -> None:
     """What each setting does, where the run varied some; `wide` prints what is not known, too."""
     from planewise.judge.effects import effects
-    from planewise.judge.statistics.values import RunSample
+    from planewise.judge.statistics.metrics import RunSample
     from planewise.store.rundir import RunReader
 
     reader = RunReader(directory)

@@ -14,10 +14,9 @@ from planewise.fleet.plan import Fleet
 from planewise.fleet.run import names
 from planewise.judge.statistics.comparison import MARGIN
 from planewise.judge.statistics.looks import ALPHA
-from planewise.judge.statistics.metrics import Metric, Observation, metrics_in, observe
+from planewise.judge.statistics.metrics import Metric, Observation, RunSample, metrics_in, observe
 from planewise.judge.statistics.nodes import NodeEffect, false_discovery, node_effects
 from planewise.judge.statistics.runs import described_host
-from planewise.judge.statistics.values import RunSample
 from planewise.store.models import Fingerprint, Level
 from planewise.store.rundir import RunReader
 

@@ -17,6 +17,7 @@ from planewise.judge.statistics.comparison import MARGIN, Family, compare_levels
 from planewise.judge.statistics.metrics import (
     Metric,
     Observation,
+    RunSample,
     by_sending,
     cpu_metrics,
     metrics_in,
@@ -26,7 +27,6 @@ from planewise.judge.statistics.metrics import (
 from planewise.judge.statistics.pooled import PooledTest, pooled_tests
 from planewise.judge.statistics.ranking import RankingCheck, check_ranking
 from planewise.judge.statistics.runs import RunDifference, differences, join
-from planewise.judge.statistics.values import RunSample
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels

@@ -10,10 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planewise.judge.statistics.comparison import Comparison, compare_levels
-from planewise.judge.statistics.metrics import Metric, cpu_metrics, figures_in, metrics_in, observe
+from planewise.judge.statistics.metrics import (
+    Metric,
+    RunSample,
+    cpu_metrics,
+    figures_in,
+    metrics_in,
+    observe,
+)
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.sentences import change_text
-from planewise.judge.statistics.values import RunSample
 
 FACTOR, DEFAULT = "setting", "default"
 _METRICS = ("rtt", "rtt_p99", "throughput", "goodput", "cpu_per_packet")

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from planewise.judge.statistics.comparison import Family, compare_levels
-from planewise.judge.statistics.metrics import by_sending, observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample, by_sending, observe
 from planewise.store.allocations import by_groups
 from planewise.store.models import RunInfo, SwitchPhase, TrialRecord
 from planewise.units import time_text

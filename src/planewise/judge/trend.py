@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import permutation_test
 
 from planewise.errors import BadInputError
-from planewise.judge.statistics.metrics import Metric, figures_in, metrics_in, observe
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import Metric, RunSample, figures_in, metrics_in, observe
 from planewise.store.models import Level
 from planewise.store.rundir import RunReader
 from planewise.units import percent_text

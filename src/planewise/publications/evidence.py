@@ -24,11 +24,11 @@ from planewise.judge.statistics.metrics import (
     Metric,
     Observation,
     Observed,
+    RunSample,
     Unit,
     observe,
     rtt_source,
 )
-from planewise.judge.statistics.values import RunSample
 from planewise.store.allocations import by_groups
 from planewise.store.cells import Naming, by_series
 from planewise.store.models import Level, RunInfo, TrialRecord

@@ -15,8 +15,7 @@ from planewise.errors import BadInputError
 from planewise.judge.curve import Curve
 from planewise.judge.drift import Drift, find_drift
 from planewise.judge.from_store import curves_from_trials
-from planewise.judge.statistics.metrics import Observed, observe, rtt_source
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import Observed, RunSample, observe, rtt_source
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import left_out, theme
 from planewise.report.left_out import LeftOut

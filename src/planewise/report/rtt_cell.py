@@ -14,7 +14,7 @@ from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
 from planewise.judge.bounded import Bounded, median_of
-from planewise.judge.statistics.values import quantile_of_sent
+from planewise.judge.statistics.metrics import quantile_of_sent
 from planewise.report.left_out import LeftOut
 from planewise.store.cells import Factors, words
 from planewise.store.models import Counts, Latency, Metric, TrialRecord

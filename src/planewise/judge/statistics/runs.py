@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample
 from planewise.store.allocations import by_groups
 from planewise.store.models import Fingerprint, Level, RunInfo, TrialRecord
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planewise.judge.statistics.values import HISTOGRAM_SHARE
+from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_connects, iperf_server

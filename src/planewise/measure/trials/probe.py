@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from planewise.judge.statistics.values import HISTOGRAM_SHARE
+from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
 from planewise.measure.station import Place, TrialResult
 from planewise.store.models import Counts, Figure, Latency, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.hosts import programs

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planewise.judge.statistics.values import USER_HZ
+from planewise.judge.statistics.metrics import USER_HZ
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.applications import REDIS, start_answering

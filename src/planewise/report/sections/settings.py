@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planewise.judge.effects import effects
-from planewise.judge.statistics.values import RunSample
+from planewise.judge.statistics.metrics import RunSample
 from planewise.report.data import RunData
 from planewise.report.figure import Section, Table
 
