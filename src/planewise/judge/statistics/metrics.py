@@ -216,10 +216,10 @@ def _part(name: str) -> Reading:
 def _jitter(trials: Trials, _: RunSample, source: RttMetric) -> MeasuredValue | None:
     """Packet delay variation (RFC 5481, section 4.2): 99th percentile less the smallest delay."""
     latest = quantile_of_sent(trials[0], source, "p99_ns")
-    least = latest and latest.value - trials[0].latency[source].min_ns
-    return latest and replace(
-        latest, value=least, resolution=max(1.0, latest.value * HISTOGRAM_SHARE)
-    )
+    if latest is None:
+        return None
+    least = latest.value - trials[0].latency[source].min_ns
+    return replace(latest, value=least, resolution=max(1.0, latest.value * HISTOGRAM_SHARE))
 
 
 def _loss(trials: Trials, *_: object) -> MeasuredValue | None:
@@ -353,8 +353,9 @@ def _figure(name: str) -> Reading:
 
     def read(trials: Trials, *_: object) -> MeasuredValue | None:
         found = trials[0].figures.get(name)
-        bound = trials[0].is_bound
-        return found and MeasuredValue(found.value, found.resolution, at_least=bound)
+        if found is None:
+            return None
+        return MeasuredValue(found.value, found.resolution, at_least=trials[0].is_bound)
 
     return read
 

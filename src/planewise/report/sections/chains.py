@@ -6,120 +6,121 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from planewise.report import charts, theme, vega
+from planewise.report import charts, theme
 from planewise.report.data import RunData
 from planewise.report.figure import Entry, Figure, PrintedNumber, R, Section, Table
-from planewise.report.vega import Quantity, Row, Span
+from planewise.report.vega import Quantity, Row, Span, Spec
 from planewise.store.cells import NO_PLANE, level_rank
-from planewise.store.models import (
-    ChainResult,
-    CoreUse,
-    FrameAccount,
-    Level,
-    Limit,
-    TcpResult,
-)
+from planewise.store.models import ChainResult, CoreUse, FrameAccount, Limit, TcpResult
 from planewise.units import bits_text, count_text, percent_text, rate_text
 
 _LOG_FROM = 12
 """Rates further apart than this factor get a logarithmic axis: else low lines touch zero."""
+_Cell = TypeVar("_Cell")
 _DASHES = {"north-south": [1, 0], "east-west": [5, 3]}
 
 
 @dataclass(frozen=True)
 class ChainCell:
-    """Throughput of one chain over all its replicates."""
+    """One chain, with the results of all its replicates."""
 
     plane: str
     path: str
     vnfs: int
     size: int | str
     """Bytes of a frame with FCS, or `imix`."""
-    pps: tuple[float, ...]
-    """Rate that all functions transmit together, by replicate."""
-    bps: tuple[float, ...]
-    delivered: float
-    """Packets that returned, as a share of those offered."""
-    limit: Limit
-    """The bottleneck of most replicates."""
-    why: str
-    """Evidence of that bottleneck, from the first replicate that it limited."""
-    cores: tuple[CoreUse, ...]
-    """Of that replicate."""
-    frames: FrameAccount | None
-    """Of all replicates together; None where older versions measured them."""
+    results: tuple[ChainResult, ...]
+
+    @property
+    def pps(self) -> list[float]:
+        """Rate that all functions transmit together, by replicate."""
+        return [result.tx_pps for result in self.results]
+
+    @property
+    def bps(self) -> list[float]:
+        """The same in bits."""
+        return [result.tx_bps for result in self.results]
+
+    @property
+    def delivered(self) -> float:
+        """Packets that returned, as a share of those offered."""
+        offered = sum(result.offered_pps for result in self.results)
+        return sum(result.delivered_pps for result in self.results) / (offered or 1.0)
+
+    @property
+    def limit(self) -> Limit:
+        """The bottleneck of most replicates."""
+        return Counter(result.limit for result in self.results).most_common(1)[0][0]
+
+    @property
+    def shown(self) -> ChainResult:
+        """The first replicate with that bottleneck."""
+        return next(result for result in self.results if result.limit == self.limit)
+
+    @property
+    def frames(self) -> FrameAccount | None:
+        """Of all replicates together; None where older versions measured them."""
+        accounts = [result.frames for result in self.results if result.frames]
+        lost: Counter[str] = Counter()
+        for account in accounts:
+            lost.update(account.lost)
+        sums = {
+            name: sum(getattr(account, name) for account in accounts)
+            for name in ("sent", "received", "foreign")
+        }
+        return FrameAccount(lost=dict(lost), **sums) if accounts else None
+
+    @property
+    def words(self) -> str:
+        """Path and functions."""
+        return f"{self.path}, {count_text(self.vnfs, 'function')}"
+
+    @property
+    def frame(self) -> str:
+        """Its frames."""
+        return "IMIX" if self.size == "imix" else f"{self.size} bytes"
 
 
 @dataclass(frozen=True)
 class TcpCell:
-    """Goodput of TCP over all replicates of a cell."""
+    """TCP between guests, with the results of all replicates."""
 
     label: str
     """Plane, and functions where there are any."""
     message_bytes: int
-    bps: tuple[float, ...]
-    retransmits: int
+    results: tuple[TcpResult, ...]
+
+    @property
+    def bps(self) -> list[float]:
+        """Goodput by replicate."""
+        return [result.goodput_bps for result in self.results]
 
 
 def chain_cells(data: RunData) -> list[ChainCell]:
     """Throughput of chains, by plane, path, length and frame size."""
-    cells: dict[tuple[str, str, int, Level], list[ChainResult]] = {}
+    cells: dict[tuple[Any, ...], list[ChainResult]] = {}
     trials = [(trial.cell, trial.chain) for trial in data.done if trial.chain is not None]
-    guests: dict[Level, set[Level]] = {}
-    for cell, _ in trials:
-        guests.setdefault(cell.get("plane", NO_PLANE), set()).add(cell.get("guest", ""))
+    guests = {(cell.get("plane"), cell.get("guest", "")) for cell, _ in trials}
+    kinds = Counter(plane for plane, _ in guests)
     for cell, chain in trials:
-        plane = cell.get("plane", NO_PLANE)
-        guest = cell.get("guest", "") if len(guests[plane]) > 1 else ""
+        guest = cell.get("guest", "") if kinds[cell.get("plane")] > 1 else ""
+        name = (cell.get("plane", NO_PLANE), guest, cell.get("forwarder", ""))
+        size = cell.get("size_bytes", 0)
         key = (
-            ", ".join(str(part) for part in (plane, guest, cell.get("forwarder", "")) if part),
+            ", ".join(str(part) for part in name if part),
             str(cell.get("path", "")),
             int(cell.get("vnfs", len(chain.vnfs))),
-            cell.get("size_bytes", 0),
+            size if isinstance(size, str) else int(size),
         )
         cells.setdefault(key, []).append(chain)
-    chains = []
-    for (name, path, vnfs, size), results in cells.items():
-        limit, _ = Counter(result.limit for result in results).most_common(1)[0]
-        shown = next(result for result in results if result.limit == limit)
-        offered = sum(result.offered_pps for result in results)
-        chains.append(
-            ChainCell(
-                plane=name,
-                path=path,
-                vnfs=vnfs,
-                size=size if isinstance(size, str) else int(size),
-                pps=tuple(result.tx_pps for result in results),
-                bps=tuple(result.tx_bps for result in results),
-                delivered=sum(result.delivered_pps for result in results) / (offered or 1.0),
-                limit=limit,
-                why=shown.why,
-                cores=shown.cores,
-                frames=_all_frames([result.frames for result in results if result.frames]),
-            )
-        )
 
     def place(cell: ChainCell) -> tuple[object, ...]:
         plane = data.plane_rank(cell.plane.partition(", ")[0])
         return level_rank(cell.size), plane, cell.plane, cell.path != "north-south", cell.vnfs
 
-    return sorted(chains, key=place)
-
-
-def _all_frames(accounts: Sequence[FrameAccount]) -> FrameAccount | None:
-    """Sum of the frame accounts of several replicates."""
-    if not accounts:
-        return None
-    lost: Counter[str] = Counter()
-    for account in accounts:
-        lost.update(account.lost)
-    return FrameAccount(
-        sent=sum(account.sent for account in accounts),
-        received=sum(account.received for account in accounts),
-        lost=dict(lost),
-        foreign=sum(account.foreign for account in accounts),
-    )
+    return sorted((ChainCell(*key, tuple(found)) for key, found in cells.items()), key=place)
 
 
 def tcp_cells(data: RunData) -> list[TcpCell]:
@@ -133,12 +134,9 @@ def tcp_cells(data: RunData) -> list[TcpCell]:
     ordered = sorted(cells.items(), key=lambda cell: (data.plane_rank(cell[0][0]), cell[0]))
     return [
         TcpCell(
-            f"{plane}, {count_text(vnfs, 'function')}" if vnfs else plane,
-            message,
-            tuple(result.goodput_bps for result in results),
-            sum(result.retransmits for result in results),
+            f"{plane}, {count_text(vnfs, 'function')}" if vnfs else plane, message, tuple(found)
         )
-        for (plane, vnfs, message), results in ordered
+        for (plane, vnfs, message), found in ordered
     ]
 
 
@@ -167,72 +165,109 @@ def sections(data: RunData) -> Iterator[Section]:
         )
 
 
-_MEASURES: tuple[
-    tuple[str, str, Quantity, Callable[[ChainCell], tuple[float, ...]], Callable[[float], str]], ...
-] = (
-    ("pps", "Packets transmitted by all functions", "rate", lambda cell: cell.pps, rate_text),
-    ("bps", "Bits transmitted by all functions", "bits", lambda cell: cell.bps, bits_text),
-)
+# --- figures ------------------------------------------------------------------------------------
+
+_Drawn = tuple[str, int, str, str, Sequence[float]]
+"""A cell as it is drawn: its series, place along the axis, path, words, and value by replicate."""
+
+
+def _panels(
+    by_heading: Mapping[str, Sequence[_Drawn]],
+    quantity: Quantity,
+    show: Callable[[float], str],
+    axis: str,
+) -> tuple[tuple[Spec, ...], Span]:
+    """Dots, and medians as a line a series, dashed by path."""
+    cells = [cell for own in by_heading.values() for cell in own]
+    paths = list(dict.fromkeys(path for _, _, path, *_ in cells))
+    colours = theme.colours_of(dict.fromkeys(series for series, *_ in cells))
+    span = Span.of((value for *_, values in cells for value in values), log_from=_LOG_FROM)
+    scale = {"domain": list(_DASHES), "range": list(_DASHES.values())}
+    dash = {"field": "path", "type": "nominal", "scale": scale, "legend": None}
+    panels = []
+    for heading, own in by_heading.items():
+        medians: list[Row] = []
+        dots: list[Row] = []
+        for series, x, path, words, values in own:
+            place = {"series": series, "x": x}
+            middle = statistics.median(values)
+            # A single function begins the lines of both paths.
+            own_paths = paths if x == 1 else [path]
+            medians += [{**place, "path": one, "value": middle} for one in own_paths]
+            dots += [
+                {**place, "value": value, "hover": f"{series}, {words}: {show(value)}"}
+                for value in values
+            ]
+        along = charts.levels(sorted({x for _, x, *_ in own}), axis)
+        more = {"strokeDash": dash} if any(paths) else {}
+        panels.append(
+            charts.lines(heading, medians, colours, span, quantity, along, points=dots, more=more)
+        )
+    return tuple(panels), span
 
 
 def chain_figures(cells: Sequence[ChainCell]) -> Iterator[Figure]:
     """Packets, then bits: a line a plane and path by number of functions, a panel a frame size."""
-    colours = theme.colours_of(dict.fromkeys(cell.plane for cell in cells))
-    sizes = list(dict.fromkeys(cell.size for cell in cells))
-    paths = list(dict.fromkeys(cell.path for cell in cells))
-    dash = {
-        "field": "path",
-        "type": "nominal",
-        "scale": {"domain": list(_DASHES), "range": list(_DASHES.values())},
-        "legend": None,
-    }
-    dashes = " Solid: north-south; dashed: east-west." if len(paths) > 1 else ""
-    for name, title, quantity, of, show in _MEASURES:
-        span = Span.of((value for cell in cells for value in of(cell)), log_from=_LOG_FROM)
-        top = max(cells, key=lambda cell: statistics.median(of(cell)))
-        at = f"{top.path}, {count_text(top.vnfs, 'function')}, {_size(top)}"
-        lead = f"Most: {top.plane}, {at}: {show(statistics.median(of(top)))}."
-        panels = []
-        for size in sizes:
-            own = [cell for cell in cells if cell.size == size]
-            medians: list[Row] = [
-                # A single function begins the lines of both paths.
-                {
-                    "series": cell.plane,
-                    "path": path,
-                    "x": cell.vnfs,
-                    "value": statistics.median(of(cell)),
-                }
-                for cell in own
-                for path in (paths if cell.vnfs == 1 else [cell.path])
-            ]
-            dots: list[Row] = [
-                {
-                    "series": cell.plane,
-                    "x": cell.vnfs,
-                    "value": value,
-                    "hover": f"{cell.plane}, {cell.path}, {count_text(cell.vnfs, 'function')}: "
-                    f"{show(value)}",
-                }
-                for cell in own
-                for value in of(cell)
-            ]
-            x = charts.levels(sorted({cell.vnfs for cell in own}), "functions")
-            more: Mapping[str, vega.Spec] = {"strokeDash": dash}
-            panels.append(
-                charts.lines(
-                    _size(own[0]), medians, colours, span, quantity, x, points=dots, more=more
-                )
-            )
+    dashes = " Solid: north-south; dashed: east-west." if len({c.path for c in cells}) > 1 else ""
+    measures: tuple[tuple[str, str, Quantity, Callable[[float], str]], ...] = (
+        ("pps", "Packets", "rate", rate_text),
+        ("bps", "Bits", "bits", bits_text),
+    )
+    for name, what, quantity, show in measures:
+        by_size: dict[str, list[_Drawn]] = {}
+        for cell in cells:
+            drawn = (cell.plane, cell.vnfs, cell.path, cell.words, getattr(cell, name))
+            by_size.setdefault(cell.frame, []).append(drawn)
+        panels, span = _panels(by_size, quantity, show, "functions")
+        rate, top = _greatest([(getattr(cell, name), cell) for cell in cells])
         yield Figure(
             f"chains-{name}",
-            title,
+            f"{what} transmitted by all functions",
             "Summed over all functions: in a chain each packet counts once per function. Dots are "
             f"replicates, lines their median. The axis is {span.word}.{dashes}",
-            tuple(panels),
+            panels,
             table(cells),
-            lead=lead,
+            lead=f"Most: {top.plane}, {top.words}, {top.frame}: {show(rate)}.",
         )
+
+
+def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
+    """Goodput by message size, a line a plane and number of functions."""
+    drawn = [
+        (cell.label, cell.message_bytes, "", f"{cell.message_bytes} bytes", cell.bps)
+        for cell in cells
+    ]
+    panels, span = _panels({"": drawn}, "bits", bits_text, "bytes of a message")
+    bps, top = _greatest([(cell.bps, cell) for cell in cells])
+    return Figure(
+        "tcp",
+        "TCP goodput by message size",
+        "Payload received, by iperf3. Dots are replicates, lines their median. The "
+        f"axis is {span.word}. Small messages cost a system call each.",
+        panels,
+        Table.of(
+            cells,
+            {
+                "Plane": lambda cell: cell.label,
+                "Message": lambda cell: PrintedNumber(
+                    f"{cell.message_bytes} bytes", cell.message_bytes
+                ),
+                "Goodput": lambda cell: _value(cell.bps, bits_text),
+                "Retransmitted segments": lambda cell: PrintedNumber.count(
+                    sum(result.retransmits for result in cell.results)
+                ),
+            },
+        ),
+        lead=f"Most: {top.label} with messages of {top.message_bytes} bytes: {bits_text(bps)}.",
+    )
+
+
+def _greatest(cells: Sequence[tuple[Sequence[float], _Cell]]) -> tuple[float, _Cell]:
+    """The greatest median, and its cell."""
+    return max(((statistics.median(v), cell) for v, cell in cells), key=lambda found: found[0])
+
+
+# --- tables -------------------------------------------------------------------------------------
 
 
 def _columns(of: Callable[[R], ChainCell]) -> dict[str, Callable[[R], Entry]]:
@@ -241,7 +276,7 @@ def _columns(of: Callable[[R], ChainCell]) -> dict[str, Callable[[R], Entry]]:
         "Plane": lambda row: of(row).plane,
         "Path": lambda row: of(row).path,
         "Functions": lambda row: PrintedNumber.plain(of(row).vnfs),
-        "Frames": lambda row: _size(of(row)),
+        "Frames": lambda row: of(row).frame,
     }
 
 
@@ -255,7 +290,7 @@ def table(cells: Sequence[ChainCell]) -> Table:
             "Bits transmitted": lambda cell: _value(cell.bps, bits_text),
             "Returned of offered": lambda cell: PrintedNumber.share(cell.delivered),
             "Bottleneck": lambda cell: cell.limit,
-            "Evidence": lambda cell: cell.why,
+            "Evidence": lambda cell: cell.shown.why,
         },
     )
 
@@ -274,17 +309,15 @@ def bottlenecks(cells: Sequence[ChainCell]) -> Table:
             "In chains": lambda group: PrintedNumber(
                 f"{len(group)} of {totals[group[0].plane]}", len(group)
             ),
-            "For example": lambda group: (
-                f"{group[0].path}, {count_text(group[0].vnfs, 'function')}, {_size(group[0])}"
-            ),
-            "Evidence there": lambda group: group[0].why,
+            "For example": lambda group: f"{group[0].words}, {group[0].frame}",
+            "Evidence there": lambda group: group[0].shown.why,
         },
     )
 
 
 def frames_table(cells: Sequence[ChainCell]) -> Table:
     """Frames sent, returned and lost by place, for chains of runs that counted them."""
-    accounts = [(cell, cell.frames) for cell in cells if cell.frames is not None]
+    accounts = [(cell, frames) for cell in cells if (frames := cell.frames) is not None]
 
     def lost(frames: FrameAccount) -> str:
         return ", ".join(f"{theme.count(n)} {place}" for place, n in frames.lost.items()) or "none"
@@ -314,57 +347,10 @@ def cores(cells: Sequence[ChainCell]) -> Table:
         "Got by the tasks": lambda row: share(row[1].ours, "no threads of their own"),
         "Spent on packets": lambda row: share(row[1].working, "not reported"),
     }
-    return Table.of([(cell, core) for cell in cells for core in cell.cores], columns)
-
-
-def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
-    """Goodput by message size, a line a plane and number of functions."""
-    colours = theme.colours_of(dict.fromkeys(cell.label for cell in cells))
-    span = Span.of((value for cell in cells for value in cell.bps), log_from=_LOG_FROM)
-    medians: list[Row] = [
-        {"series": cell.label, "x": cell.message_bytes, "value": statistics.median(cell.bps)}
-        for cell in cells
-    ]
-    dots: list[Row] = [
-        {
-            "series": cell.label,
-            "x": cell.message_bytes,
-            "value": value,
-            "hover": f"{cell.label}, {cell.message_bytes} bytes: {bits_text(value)}",
-        }
-        for cell in cells
-        for value in cell.bps
-    ]
-    x = charts.levels(sorted({cell.message_bytes for cell in cells}), "bytes of a message")
-    top = max(cells, key=lambda cell: statistics.median(cell.bps))
-    goodput = bits_text(statistics.median(top.bps))
-    most = f"{top.label} with messages of {top.message_bytes} bytes: {goodput}"
-    return Figure(
-        "tcp",
-        "TCP goodput by message size",
-        "Payload received, by iperf3. Dots are replicates, lines their median. The "
-        f"axis is {span.word}. Small messages cost a system call each.",
-        (charts.lines("", medians, colours, span, "bits", x, points=dots),),
-        Table.of(
-            cells,
-            {
-                "Plane": lambda cell: cell.label,
-                "Message": lambda cell: PrintedNumber(
-                    f"{cell.message_bytes} bytes", cell.message_bytes
-                ),
-                "Goodput": lambda cell: _value(cell.bps, bits_text),
-                "Retransmitted segments": lambda cell: PrintedNumber.count(cell.retransmits),
-            },
-        ),
-        lead=f"Most: {most}.",
-    )
+    return Table.of([(cell, core) for cell in cells for core in cell.shown.cores], columns)
 
 
 def _value(values: Sequence[float], show: Callable[[float], str]) -> PrintedNumber:
     middle = statistics.median(values)
     small = theme.interval(show(min(values)), show(max(values))) if len(values) > 1 else ""
     return PrintedNumber(show(middle), middle, small=small)
-
-
-def _size(cell: ChainCell) -> str:
-    return "IMIX" if cell.size == "imix" else f"{cell.size} bytes"
