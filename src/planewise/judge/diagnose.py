@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,24 +61,37 @@ def diagnose(curve: Curve, seen: Estimate, plr: float) -> tuple[Caution, ...]:
     )
 
 
-def _limited(curve: Curve) -> Iterator[Caution]:
-    limited = [point for point in curve.points if point.limited]
-    if limited:
-        none_left = [point for point in limited if point.limited == len(point.runs)]
-        worst = max(limited, key=lambda point: point.limited)
-        yield Caution(
-            "not-limited-by-sut",
-            f"{_at(limited, worst)} {worst.limited} of {len(worst.runs)} runs were limited by the "
-            "generator, the sink or the clock, not by the SUT; they are left out"
-            + (f", but {len(none_left)} loads have no others" if none_left else ""),
-            {
-                "loads": len(limited),
-                "loads_without_others": len(none_left),
-                "offered_pps": worst.offered_pps,
-                "limited_runs": worst.limited,
-                "runs": len(worst.runs),
-            },
+def _at_worst(
+    code: str,
+    found: Mapping[LoadPoint, float],
+    about: Callable[[LoadPoint], tuple[str, Evidence]],
+) -> tuple[Caution, ...]:
+    """A caution on the loads in `found`, where there are any: what `about` says of the worst."""
+    if not found:
+        return ()
+    worst = max(found, key=lambda point: found[point])
+    at = f"at {rate_text(worst.offered_pps)}"
+    if len(found) > 1:
+        at = f"at {len(found)} loads, most {at}:"
+    words, evidence = about(worst)
+    evidence = {"loads": len(found), "offered_pps": worst.offered_pps, **evidence}
+    return (Caution(code, f"{at} {words}", evidence),)
+
+
+def _limited(curve: Curve) -> tuple[Caution, ...]:
+    limited = {point: float(point.limited) for point in curve.points if point.limited}
+    without = sum(point.limited == len(point.runs) for point in limited)
+
+    def about(worst: LoadPoint) -> tuple[str, Evidence]:
+        count, runs = worst.limited, len(worst.runs)
+        words = (
+            f"{count} of {runs} runs were limited by the generator, the sink or the clock, not by "
+            "the SUT; they are left out"
         )
+        words += f", but {without} loads have no others" if without else ""
+        return words, {"loads_without_others": without, "limited_runs": count, "runs": runs}
+
+    return _at_worst("not-limited-by-sut", limited, about)
 
 
 def host_busy(curve: Curve) -> tuple[Caution, ...]:
@@ -91,55 +104,52 @@ def host_busy(curve: Curve) -> tuple[Caution, ...]:
     low = [point for point in curve.points if point.offered_pps <= _LITTLE * best_pps]
     points = low or curve.points[:1]
     load_pps = points[0].offered_pps
-    busy, foreign = (
-        (float(np.median(known)), known.size) if known.size else (0.0, 0)
-        for name in ("busy", "foreign")
-        for shares in [np.concatenate([getattr(point.table, name) for point in points])]
-        for known in [shares[~np.isnan(shares)]]
-    )
-    if foreign[0] >= _FOREIGN:
-        taken = percent_text(round(foreign[0], 2))
-        text = f"other programs took {taken} of the host's CPUs at {rate_text(load_pps)}"
-        evidence = {"foreign": foreign[0], "offered_pps": load_pps, "runs": foreign[1]}
-    elif busy[0] >= _BUSY:
-        text = (
-            f"the host's CPUs were {percent_text(round(busy[0], 2))} busy even at "
-            f"{rate_text(load_pps)}, where the system has little to do: other work took its time"
-        )
-        evidence = {"busy": busy[0], "offered_pps": load_pps, "runs": busy[1]}
-    else:
+    taken: dict[str, float] = {}
+    for name, limit in (("foreign", _FOREIGN), ("busy", _BUSY)):
+        shares = np.concatenate([getattr(point.table, name) for point in points])
+        known = shares[~np.isnan(shares)]
+        if known.size and not taken and (share := float(np.median(known))) >= limit:
+            taken = {name: share, "offered_pps": load_pps, "runs": known.size}
+    if not taken:
         return ()
-    return (Caution("host-busy", text, evidence),)
+    share_text = percent_text(round(next(iter(taken.values())), 2))
+    text = (
+        f"other programs took {share_text} of the host's CPUs at {rate_text(load_pps)}"
+        if "foreign" in taken
+        else f"the host's CPUs were {share_text} busy even at {rate_text(load_pps)}, where the "
+        "system has little to do: other work took its time"
+    )
+    return (Caution("host-busy", text, taken),)
 
 
-def _offered_not_sent(curve: Curve) -> Iterator[Caution]:
+def _offered_not_sent(curve: Curve) -> tuple[Caution, ...]:
     off = {
         point: sent / point.offered_pps - 1
         for point in curve.points
         if (sent := point.achieved_pps) is not None
     }
-    off_rate = [point for point, error in off.items() if abs(error) > _ACHIEVED_SHARE]
-    if off_rate:
-        worst = max(off_rate, key=lambda point: abs(off[point]))
-        yield Caution(
-            "load-not-achieved",
-            f"{_at(off_rate, worst)} what was really sent differs from the offered load by "
-            f"{percent_text(off[worst], signed=True)}",
-            {"loads": len(off_rate), "offered_pps": worst.offered_pps, "difference": off[worst]},
-        )
+
+    def about(worst: LoadPoint) -> tuple[str, Evidence]:
+        error = percent_text(off[worst], signed=True)
+        words = f"what was really sent differs from the offered load by {error}"
+        return words, {"difference": off[worst]}
+
+    found = {point: abs(error) for point, error in off.items() if abs(error) > _ACHIEVED_SHARE}
+    return _at_worst("load-not-achieved", found, about)
 
 
-def _more_received_than_sent(curve: Curve) -> Iterator[Caution]:
+def _more_received_than_sent(curve: Curve) -> tuple[Caution, ...]:
     excess = {point: float(-point.plr_per_run.min()) for point in curve.points}
-    stray = [point for point, share in excess.items() if share > _STRAY_SHARE]
-    if stray:
-        worst = max(stray, key=lambda point: excess[point])
-        yield Caution(
-            "more-received-than-sent",
-            f"{_at(stray, worst)} a run received {percent_text(excess[worst])} more than it sent: "
-            "other traffic or duplicates are counted",
-            {"loads": len(stray), "offered_pps": worst.offered_pps, "excess": excess[worst]},
+
+    def about(worst: LoadPoint) -> tuple[str, Evidence]:
+        words = (
+            f"a run received {percent_text(excess[worst])} more than it sent: other traffic or "
+            "duplicates are counted"
         )
+        return words, {"excess": excess[worst]}
+
+    stray = {point: share for point, share in excess.items() if share > _STRAY_SHARE}
+    return _at_worst("more-received-than-sent", stray, about)
 
 
 def _mixed_durations(curve: Curve) -> Iterator[Caution]:
@@ -159,34 +169,27 @@ def _mixed_durations(curve: Curve) -> Iterator[Caution]:
 
 def drifting(curve: Curve, plr: float) -> tuple[Caution, ...]:
     """Whether loss in the last third of a load's runs is another than in the first."""
-    changes: dict[LoadPoint, tuple[float, float]] = {}
+    ends: dict[LoadPoint, tuple[float, float]] = {}
     for point in curve.points:
         third = point.count // 3
         if point.count < _MIN_RUNS_DRIFT:
             continue
         early, late = point.plr_per_run[:third], point.plr_per_run[-third:]
         error = math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / third)
-        change = abs(float(late.mean() - early.mean()))
-        if change > max(plr, _CERTAIN_DRIFT * error):
-            changes[point] = float(early.mean()), float(late.mean())
-    if not changes:
-        return ()
-    worst = max(changes, key=lambda point: abs(changes[point][1] - changes[point][0]))
-    first, last = changes[worst]
-    return (
-        Caution(
-            "drifting",
-            f"{_at(changes, worst)} loss {'rises' if last > first else 'falls'} over the runs, "
-            f"from {percent_text(max(first, 0))} in the first third to "
-            f"{percent_text(max(last, 0))} in the last: the middle third counts",
-            {
-                "loads": len(changes),
-                "offered_pps": worst.offered_pps,
-                "first_third_plr": first,
-                "last_third_plr": last,
-            },
-        ),
-    )
+        if abs(float(late.mean() - early.mean())) > max(plr, _CERTAIN_DRIFT * error):
+            ends[point] = float(early.mean()), float(late.mean())
+
+    def about(worst: LoadPoint) -> tuple[str, Evidence]:
+        first, last = ends[worst]
+        words = (
+            f"loss {'rises' if last > first else 'falls'} over the runs, from "
+            f"{percent_text(max(first, 0))} in the first third to {percent_text(max(last, 0))} in "
+            "the last: the middle third counts"
+        )
+        return words, {"first_third_plr": first, "last_third_plr": last}
+
+    changes = {point: abs(last - first) for point, (first, last) in ends.items()}
+    return _at_worst("drifting", changes, about)
 
 
 def _not_monotone(seen: Estimate) -> Iterator[Caution]:
@@ -239,36 +242,23 @@ def _trashing(seen: Estimate) -> Iterator[Caution]:
         )
 
 
-def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
+def _unexplained_loss(curve: Curve) -> tuple[Caution, ...]:
     """Loss that drop counters do not explain, at loads where a counter was read."""
     counts: dict[LoadPoint, tuple[int, int]] = {}
     for point in curve.points:
         counted = point.table.drops >= 0
         each = np.maximum(point.table.sent - point.table.received, 0)[counted]
-        explained = np.minimum(point.table.drops[counted], each)
-        counts[point] = int(each.sum()), int(explained.sum())
-    suspects = [
-        point
-        for point, (lost, explained) in counts.items()
-        if lost and 1 - explained / lost > 0.1 and point.plr_counted > _MATERIAL_PLR
-    ]
-    if suspects:
-        worst = max(suspects, key=lambda point: counts[point][0] - counts[point][1])
+        lost, explained = int(each.sum()), int(np.minimum(point.table.drops[counted], each).sum())
+        if lost and 1 - explained / lost > 0.1 and point.plr_counted > _MATERIAL_PLR:
+            counts[point] = lost, explained
+
+    def about(worst: LoadPoint) -> tuple[str, Evidence]:
         lost, explained = counts[worst]
-        yield Caution(
-            "loss-unexplained",
-            f"{_at(suspects, worst)} drop counters explain {explained} of {lost} lost packets: "
-            f"{percent_text(round(1 - explained / lost, 2))} vanished elsewhere",
-            {
-                "loads": len(suspects),
-                "offered_pps": worst.offered_pps,
-                "lost": lost,
-                "explained": explained,
-            },
+        words = (
+            f"drop counters explain {explained} of {lost} lost packets: "
+            f"{percent_text(round(1 - explained / lost, 2))} vanished elsewhere"
         )
+        return words, {"lost": lost, "explained": explained}
 
-
-def _at(points: Collection[LoadPoint], worst: LoadPoint) -> str:
-    if len(points) == 1:
-        return f"at {rate_text(worst.offered_pps)}"
-    return f"at {len(points)} loads, most at {rate_text(worst.offered_pps)}:"
+    vanished = {point: float(lost - explained) for point, (lost, explained) in counts.items()}
+    return _at_worst("loss-unexplained", vanished, about)
