@@ -85,7 +85,7 @@ def test_a_goal_that_was_missed_in_one_run_is_not_kept(run: Path) -> None:
     (kept,) = (one for one in evidence(run) if one.plane == "virtio-bridge")
     tail = latest(kept)
     worse = tail.model_copy(update={"value": 10 * tail.value})
-    slow = replace(kept, run="slow", rtt_p99={"cpu": worse})
+    slow = replace(kept, run="slow", tails=(worse,))
     asked = Workload(ONE, application="kernel", latency_ns=2 * tail.value)
     for runs in ((kept, slow), (slow, kept)):
         answer = advise(None, asked, runs)

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.advise.model.capacity import ChainWorkload
-from planewise.advise.recommend import ALL_LOADS, at_each_sending, rankings_of
+from planewise.advise.recommend import (
+    ALL_LOADS,
+    LOAD_WORDS,
+    at_each_sending,
+    rankings_of,
+    value_of,
+)
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
 from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.statistics.sentences import bound_text
 from planewise.store.levels import keeps_levels
 from planewise.store.models import Limit, RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane
+from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
 @dataclass(frozen=True)
@@ -46,53 +54,31 @@ class Evidence:
     plane: str
     order_only: str
     """Why the run's figures count for nothing, only the order of its planes; else empty."""
-    rtt_place: int | None
-    """Place by median round-trip time over all loads, from 1; None: not measured."""
-    rivals: tuple[str, ...]
-    """Planes of that ranking, the best first."""
-    rtt_p50: Mapping[str, RankedPlane]
-    """By load."""
-    rtt_p99: Mapping[str, RankedPlane]
-    forwarded: RankedPlane | None
-    """The highest rate of one pair of guests, idle where that was measured."""
-    forwarded_bytes: int | None
-    """The frame size of those trials; None of several."""
-    cpu: RankedPlane | None
-    """CPU time of the kernel for a forwarded packet [ns]."""
-    lost: int
-    sent: int
-    """Probe packets of RTT trials."""
-    chains: tuple[MeasuredChain, ...]
-    tcp: Mapping[int, Bounded]
-    """Goodput of a TCP stream [bit/s] by message size [bytes], the mean of the replicates."""
-    tcp_place: int | None
-    """Place by goodput among the planes of the run, from 1; None: not measured beside another, or
-    of one of them only a bound is known."""
     virtualised: str
     """The hypervisor that the hosts themselves ran on; empty for none."""
+    sentences: tuple[str, ...]
+    """What was measured."""
+    rtt_place: int | None
+    """Place by median round-trip time over all loads, from 1; None: not beside another plane."""
+    tcp_place: int | None
+    """Place by goodput of TCP, from 1; None: not measured beside another, or of one of them only a
+    bound is known."""
+    tails: tuple[RankedPlane, ...]
+    """The 99th percentiles under each load that was measured."""
+    cpu: RankedPlane | None
+    """CPU time of the kernel for a forwarded packet [ns]."""
+    chains: tuple[MeasuredChain, ...]
+    pair: MeasuredChain | None
+    """One pair of guests, as the chain of one function that sends to the other host."""
 
-    def chain(self, workload: ChainWorkload) -> MeasuredChain | None:
-        """What was measured of this very chain."""
+    def chain(self, workload: ChainWorkload, *, as_pair: bool) -> MeasuredChain | None:
+        """What was measured of this very chain; `as_pair` takes a pair of guests for one, too."""
         key = (workload.pattern, workload.vnfs, workload.frame_bytes)
         for chain in self.chains:
             if (chain.pattern, chain.vnfs, chain.frame_bytes) == key:
                 return chain
-        return None
-
-    def pair_as_chain(self, workload: ChainWorkload) -> MeasuredChain | None:
-        """One pair of guests as the chain of one function that sends to the other host."""
-        rate, size = self.forwarded, self.forwarded_bytes
-        if rate is None or workload.vnfs != 1 or size is None or size != workload.frame_bytes:
-            return None
-        bound = rate.bound == "at least"
-        limit = "generator" if bound else "kernel"
-        chain = (workload.pattern, 1, size, rate.value, rate.low, rate.high)
-        return MeasuredChain(*chain, limit, bound)
-
-    @property
-    def tails(self) -> list[RankedPlane]:
-        """The 99th percentiles under all loads that were measured."""
-        return [ranked for load, ranked in self.rtt_p99.items() if load != ALL_LOADS]
+        fits = self.pair is not None and (1, self.pair.frame_bytes) == key[1:]
+        return self.pair if fits and as_pair else None
 
 
 def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evidence, ...]:
@@ -112,7 +98,7 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             remedy="`planewise quick` or `planewise run` measure planes",
         )
     places = rankings_of([trial for trial in slowest if trial.kind in ("rtt", "load")], info)
-    overall = [place.plane for place in places["rtt_p50"] if place.load_type == ALL_LOADS]
+    rivals = [place.plane for place in places["rtt_p50"] if place.load_type == ALL_LOADS]
     of_plane: dict[str, list[TrialRecord]] = {}
     for trial in done:
         of_plane.setdefault(str(trial.cell["plane"]), []).append(trial)
@@ -125,30 +111,72 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             metric: {place.load_type: place for place in ranked if place.plane == plane}
             for metric, ranked in places.items()
         }
-        rates = by_load["forwarded"]
-        counts = [trial.counts for trial in own if trial.kind == "rtt" and trial.counts]
+        rate = by_load["forwarded"].get("none") or by_load["forwarded"].get(ALL_LOADS)
         sizes = {trial.load.size_bytes for trial in own if trial.kind == "load" and trial.load}
+        cpu = by_load["cpu"].get(ALL_LOADS)
+        order = []
+        if plane in rivals and len(rivals) > 1:
+            place = f"number {rivals.index(plane) + 1} of {len(rivals)}"
+            order.append(f"By median round-trip time it was {place} ({', '.join(rivals)}).")
+        if plane in fastest:
+            order.append(f"By the goodput of TCP it was number {fastest.index(plane) + 1}.")
+        figures = () if info.emulated else _figures(own, by_load, streams[plane], rate, sizes, cpu)
         gathered.append(
             Evidence(
                 run=run,
                 plane=plane,
                 order_only=info.emulated,
-                rtt_place=overall.index(plane) + 1 if plane in overall else None,
-                rivals=tuple(overall),
-                rtt_p50=by_load["rtt_p50"],
-                rtt_p99=by_load["rtt_p99"],
-                forwarded=rates.get("none") or rates.get(ALL_LOADS),
-                forwarded_bytes=min(sizes) if len(sizes) == 1 else None,
-                cpu=by_load["cpu"].get(ALL_LOADS),
-                lost=sum(count.lost for count in counts),
-                sent=sum(count.sent for count in counts),
-                chains=tuple(chains_of(one_kind(own))),
-                tcp=streams[plane],
-                tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
                 virtualised=", ".join(sorted(machines)),
+                sentences=(*order, *figures),
+                rtt_place=rivals.index(plane) + 1 if plane in rivals and rivals[1:] else None,
+                tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
+                tails=tuple(p for load, p in by_load["rtt_p99"].items() if load != ALL_LOADS),
+                cpu=cpu,
+                chains=tuple(chains_of(one_kind(own))),
+                pair=_pair(rate, min(sizes)) if rate and len(sizes) == 1 else None,
             )
         )
     return tuple(gathered)
+
+
+def _pair(rate: RankedPlane, frame_bytes: int) -> MeasuredChain:
+    bound = rate.bound == "at least"
+    limit = "generator" if bound else "kernel"
+    return MeasuredChain("", 1, frame_bytes, rate.value, rate.low, rate.high, limit, bound)
+
+
+def _figures(
+    trials: Sequence[TrialRecord],
+    by_load: Mapping[str, Mapping[str, RankedPlane]],
+    streams: Mapping[int, Bounded],
+    rate: RankedPlane | None,
+    sizes: Collection[int],
+    cpu: RankedPlane | None,
+) -> Iterator[str]:
+    """What was measured of a plane in numbers, in sentences."""
+    if streams:
+        of_size = ", ".join(
+            f"{bound_text(goodput.bound, bits_text(goodput.value))} of {size} bytes"
+            for size, goodput in streams.items()
+        )
+        yield f"TCP by messages: {of_size}."
+    for load, median in by_load["rtt_p50"].items():
+        if load in LOAD_WORDS:
+            tail = by_load["rtt_p99"].get(load)
+            tail_text = f", {value_of(tail, time_text)} for 99 of 100" if tail is not None else ""
+            yield (
+                f"Round-trip time {LOAD_WORDS[load]}: {value_of(median, time_text)} in the "
+                f"median{tail_text}."
+            )
+    if rate is not None:
+        size_text = f" of {min(sizes)} bytes" if len(sizes) == 1 else ""
+        yield f"One pair of guests: {value_of(rate, rate_text)}{size_text}."
+    if cpu is not None:
+        yield f"It took {value_of(cpu, time_text)} of the kernel's CPU for each packet."
+    counts = [trial.counts for trial in trials if trial.kind == "rtt" and trial.counts]
+    lost, sent = sum(count.lost for count in counts), sum(count.sent for count in counts)
+    if sent:
+        yield f"Probe packets lost: {percent_text(lost / sent) if lost else 'none'} of {sent}."
 
 
 def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,8 +13,7 @@ from planewise.advise.model.profile import PLANES, Plane, Profile
 from planewise.advise.recommend import LOAD_WORDS, value_of
 from planewise.advise.workload import Workload
 from planewise.judge.bounded import Bound
-from planewise.judge.statistics.sentences import bound_text
-from planewise.units import bits_text, count_text, percent_text, rate_text, time_text
+from planewise.units import count_text, rate_text, time_text
 
 Basis = Literal["measurement", "data sheet", "literature", "assumption", "model", "demand"]
 
@@ -225,10 +224,10 @@ def _measure(one: PlaneForecast, evidence: Sequence[Evidence], workload: Workloa
     """Adds what runs measured on the plane; a measurement of the same chain replaces the model."""
     for piece in evidence:
         source = f"{piece.run}, emulated: the order alone counts" if piece.order_only else piece.run
-        for text in _sentences(piece):
+        for text in piece.sentences:
             one.say(text, "measurement", source)
     streams = [piece.tcp_place for piece in evidence if piece.tcp_place]
-    times = [piece.rtt_place for piece in evidence if piece.rtt_place and len(piece.rivals) > 1]
+    times = [piece.rtt_place for piece in evidence if piece.rtt_place]
     # Without a latency goal, planes are compared by TCP's goodput if it was measured.
     places = times if workload.latency_ns is not None else [*streams, *times]
     one.place = next(iter(places), None)
@@ -244,9 +243,7 @@ def _measure(one: PlaneForecast, evidence: Sequence[Evidence], workload: Workloa
     if workload.application == "kernel":
         return
     for piece in figures:
-        chain = piece.chain(workload.chain)
-        if chain is None and one.plane not in PLANES:
-            chain = piece.pair_as_chain(workload.chain)
+        chain = piece.chain(workload.chain, as_pair=one.plane not in PLANES)
         if chain is not None:
             _as_measured(one, piece.run, chain)
             return
@@ -271,39 +268,6 @@ def _as_measured(one: PlaneForecast, run: str, chain: MeasuredChain) -> None:
     one.carries(chain.pps, chain.frame_bytes)
     one.low_pps, one.high_pps = chain.low_pps, None if chain.at_least else chain.high_pps
     one.bottleneck = chain.limit
-
-
-def _sentences(evidence: Evidence) -> Iterator[str]:
-    """What a run measured on a plane, in sentences."""
-    if evidence.rtt_place is not None and len(evidence.rivals) > 1:
-        place = f"number {evidence.rtt_place} of {len(evidence.rivals)}"
-        yield f"By median round-trip time it was {place} ({', '.join(evidence.rivals)})."
-    if evidence.tcp_place is not None:
-        yield f"By the goodput of TCP it was number {evidence.tcp_place}."
-    if evidence.order_only:
-        return
-    if evidence.tcp:
-        streams = ", ".join(
-            f"{bound_text(rate.bound, bits_text(rate.value))} of {size} bytes"
-            for size, rate in evidence.tcp.items()
-        )
-        yield f"TCP by messages: {streams}."
-    for load, median in evidence.rtt_p50.items():
-        if load in LOAD_WORDS:
-            tail = evidence.rtt_p99.get(load)
-            tail_text = f", {value_of(tail, time_text)} for 99 of 100" if tail is not None else ""
-            yield (
-                f"Round-trip time {LOAD_WORDS[load]}: {value_of(median, time_text)} in the "
-                f"median{tail_text}."
-            )
-    if evidence.forwarded is not None:
-        size = f" of {evidence.forwarded_bytes} bytes" if evidence.forwarded_bytes else ""
-        yield f"One pair of guests: {value_of(evidence.forwarded, rate_text)}{size}."
-    if evidence.cpu is not None:
-        yield f"It took {value_of(evidence.cpu, time_text)} of the kernel's CPU for each packet."
-    if evidence.sent:
-        share = "none" if not evidence.lost else percent_text(evidence.lost / evidence.sent)
-        yield f"Probe packets lost: {share} of {evidence.sent}."
 
 
 # --- ruled out ----------------------------------------------------------------------------------
