@@ -45,7 +45,7 @@ from planewise.judge.curve import Curve, Run
 from planewise.judge.headroom import LIMIT
 from planewise.judge.statistics import flips
 from planewise.judge.statistics.comparison import MARGIN
-from planewise.judge.statistics.looks import least_blocks, spent
+from planewise.judge.statistics.flips import least_blocks, spent
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.search.run import run_search

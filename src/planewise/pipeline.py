@@ -17,7 +17,7 @@ from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.drift import Drift, find_drift
-from planewise.judge.statistics.looks import least_blocks
+from planewise.judge.statistics.flips import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.schedule import (

@@ -12,8 +12,8 @@ from scipy import stats
 
 from planewise.errors import BadInputError
 from planewise.judge.statistics.comparison import Family, compare_levels, turned
+from planewise.judge.statistics.flips import least_blocks
 from planewise.judge.statistics.kendall import tau_b
-from planewise.judge.statistics.looks import least_blocks
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, RunSample, observe
 from planewise.judge.statistics.ranking import check_ranking
 from planewise.judge.statistics.sentences import sentence, summary

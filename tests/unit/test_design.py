@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
-from planewise.judge.statistics.looks import least_blocks
+from planewise.judge.statistics.flips import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_any, load_design

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of, minus
+from planewise.judge.bounded import (
+    Bounded,
+    at_least,
+    count_interval,
+    exact,
+    mean_of,
+    median_interval,
+    median_of,
+    minus,
+    rank_biserial,
+)
 from planewise.judge.statistics import flips
-from planewise.judge.statistics.estimates import count_interval, median_interval, rank_biserial
 from planewise.judge.statistics.flips import Floats
 from planewise.judge.statistics.pooled import log10_p, tau_b
 

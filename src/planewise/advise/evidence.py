@@ -19,8 +19,7 @@ from planewise.advise.recommend import (
     value_of,
 )
 from planewise.errors import BadInputError
-from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
-from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_interval, median_of
 from planewise.judge.statistics.sentences import bound_text
 from planewise.store.levels import keeps_levels
 from planewise.store.models import Limit, RunInfo, TrialRecord

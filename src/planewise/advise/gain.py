@@ -25,8 +25,15 @@ from planewise.advise.gain_profile import (
     SwitchPrice,
 )
 from planewise.errors import BadInputError
-from planewise.judge.bounded import Bounded, exact, mapped, mean_of, median_of, minus
-from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.bounded import (
+    Bounded,
+    exact,
+    mapped,
+    mean_of,
+    median_interval,
+    median_of,
+    minus,
+)
 from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.store.levels import MissedLevel, missed_levels
 from planewise.store.models import Level, TrialRecord

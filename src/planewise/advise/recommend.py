@@ -14,7 +14,7 @@ from planewise.advise.policies import recommend_policies
 from planewise.judge.bounded import opposite
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, compare_levels
-from planewise.judge.statistics.looks import least_blocks
+from planewise.judge.statistics.flips import least_blocks
 from planewise.judge.statistics.metrics import Observed, RunSample, observe
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first

@@ -13,7 +13,7 @@ from planewise.errors import BadInputError
 from planewise.fleet.plan import Fleet
 from planewise.fleet.run import names
 from planewise.judge.statistics.comparison import MARGIN
-from planewise.judge.statistics.looks import ALPHA
+from planewise.judge.statistics.flips import ALPHA
 from planewise.judge.statistics.metrics import Metric, Observation, RunSample, metrics_in, observe
 from planewise.judge.statistics.nodes import NodeEffect, false_discovery, node_effects
 from planewise.judge.statistics.runs import described_host

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from planewise.errors import BadInputError
-from planewise.judge.bounded import exact
+from planewise.judge.bounded import CLUMP, count_interval, exact, median_interval
 from planewise.judge.statistics.comparison import UNDECIDED, Comparison, Family, compare_levels
-from planewise.judge.statistics.estimates import CLUMP, count_interval, median_interval
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.sentences import sentence, value_text
 from planewise.publications.claims import Check, Claim, Publication

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planewise.judge.bounded import exact, median_of
-from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.bounded import exact, median_interval, median_of
 from planewise.judge.statistics.metrics import Observed
 from planewise.judge.statistics.sentences import value_text
 from planewise.publications.evidence import AskedRun, PublishedTables

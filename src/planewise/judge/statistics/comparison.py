@@ -18,21 +18,23 @@ from typing import Literal
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.judge.bounded import Bound, Bounded, bound_of, median_of, opposite
-from planewise.judge.statistics import flips
-from planewise.judge.statistics.estimates import (
+from planewise.judge.bounded import (
+    Bound,
+    Bounded,
+    bound_of,
     count_interval,
     dispersion,
     median_interval,
+    median_of,
+    opposite,
     rank_biserial,
 )
-from planewise.judge.statistics.flips import Floats
+from planewise.judge.statistics import flips
+from planewise.judge.statistics.flips import ALPHA, Floats, Mask, least_blocks, over_looks
 from planewise.judge.statistics.kendall import KendallBar, tau_b
-from planewise.judge.statistics.looks import ALPHA, Found, least_blocks, over_looks
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.pairing import (
     OVERALL,
-    Mask,
     Pairing,
     default_by,
     is_idle,
@@ -436,9 +438,10 @@ def _decided(
     ends = (stages <= stage for stage in np.unique(stages))
     looks = [end for end in ends if end.sum() >= least_blocks() or end.all()]
     strata = [shifts.stratum for shifts in all_shifts]
-    found = over_looks(low, high, margins, strata, looks, seed=observed.seed, alpha=alpha)
+    found = over_looks((low, high), margins, strata, looks, seed=observed.seed, alpha=alpha)
     comparisons = [
-        _comparison(shifts, grid, found, i, alpha) for i, shifts in enumerate(all_shifts)
+        _comparison(shifts, grid, tuple(map(float, column)), alpha)
+        for shifts, column in zip(all_shifts, found.T, strict=True)
     ]
     correlation, p = flips.lag_correlation(centre, observed.seed)
     note = (
@@ -449,11 +452,10 @@ def _decided(
     return comparisons, [note] if p <= LAG_P else []
 
 
-def _comparison(shifts: _Shifts, grid: _Grid, found: Found, place: int, alpha: float) -> Comparison:
+def _comparison(shifts: _Shifts, grid: _Grid, found: tuple[float, ...], alpha: float) -> Comparison:
     centre, below, above = shifts.ends[:, ~np.isnan(shifts.ends[0])]
-    low = min(float(found.low[place]), shifts.counted[0])
-    high = max(float(found.high[place]), shifts.counted[1])
-    p, p_same = float(found.p[place]), float(found.p_same[place])
+    p, p_same, low, high = found
+    low, high = min(low, shifts.counted[0]), max(high, shifts.counted[1])
     outcome, why = _outcome(
         shifts, (centre, below, above), (low, high), (abs(p) <= alpha, p_same <= alpha)
     )

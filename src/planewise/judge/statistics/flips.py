@@ -13,6 +13,7 @@ Sources: Romano and Wolf 2005, doi 10.1198/016214504000000539, and Westfall and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 
@@ -20,7 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
+ALPHA = 0.05
+"""False *better* or *worse*, and false *practically the same*, that are accepted in a family of
+comparisons, over the planned end of a run and all its extensions."""
 MOST_FLIPS = 2048
 """Sign vectors, mirror images counted once: all of them up to 12 blocks, else a random choice."""
 PRIOR_BLOCKS = 12.0
@@ -223,3 +228,52 @@ def lag_correlation(shifts: Floats, seed: int = 0) -> tuple[float, float]:
     orders[1:] = rng.permuted(orders[1:], axis=1)
     found = alike[orders[:, :-1], orders[:, 1:]].sum(axis=1)
     return float(found[0]), float((found >= found[0] - 1e-12).mean())
+
+
+# --- looks --------------------------------------------------------------------------------------
+
+
+def least_blocks(look: int = 0, alpha: float = ALPHA) -> int:
+    """Blocks with which a clear difference passes at the planned end, or the look-th extension."""
+    return math.ceil(1 - math.log2(spent(look, alpha)))
+
+
+def spent(look: int, alpha: float = ALPHA) -> float:
+    """Error that the planned end spends, and the extensions after it: 4 %, 0.5 %, 0.25 %, …"""
+    return alpha * (0.8 if look == 0 else 0.2 * 0.5**look)
+
+
+def over_looks(
+    ends: tuple[Floats, Floats],
+    margins: Floats,
+    strata: Sequence[str],
+    looks: Sequence[Mask],
+    *,
+    seed: int = 0,
+    alpha: float = ALPHA,
+) -> Floats:
+    """The tests at the planned end and at each extension; what one of them showed stays.
+
+    `ends` are the lower and upper ends of the shifts, shape (blocks, comparisons); a look is a
+    choice of blocks. Returns, a row each: p of no difference over all looks, below 0 where a is
+    less; p of none that matters; and the ends of the interval.
+    """
+    size = len(margins)
+    found = np.array([np.ones(size), np.ones(size), np.full(size, -np.inf), np.full(size, np.inf)])
+    for look, blocks in enumerate(looks):
+        share = spent(look, alpha)
+        low, high = (end[blocks] for end in ends)
+        few = ~np.isnan(low) & ((~np.isnan(low)).sum(axis=0) < least_blocks(look, alpha))
+        low, high = np.where(few, -np.inf, low), np.where(few, np.inf, high)
+        p = p_of_difference(low, high, strata, seed) * alpha / share
+        same = p_of_equivalence(low, high, margins, strata, seed) * alpha / share
+        below, above = intervals(low, high, margins, share, seed)
+        found = np.array(
+            [
+                np.where(np.abs(p) < np.abs(found[0]), p, found[0]),
+                np.minimum(found[1], same),
+                np.maximum(found[2], below),
+                np.minimum(found[3], above),
+            ]
+        )
+    return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planewise.judge.statistics.flips import Mask
 from planewise.judge.statistics.metrics import Observation
 from planewise.store.cells import SAME
 from planewise.store.models import Level
@@ -17,7 +18,6 @@ LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
 OVERALL = "overall"
 IDLE = "idle"
 
-Mask = NDArray[np.bool_]
 Cell = Mapping[str, Level]
 Place = tuple[int, int]
 """Numbers of a block, and of a context: what replicates have alike beside their block."""

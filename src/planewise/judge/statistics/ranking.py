@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from planewise.judge.statistics.comparison import MARGIN, Family, LevelValue, compare_levels
-from planewise.judge.statistics.looks import ALPHA
+from planewise.judge.statistics.flips import ALPHA
 from planewise.judge.statistics.metrics import Observed
 from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL, stratum_of
 from planewise.store.models import Level

@@ -6,7 +6,7 @@ import math
 
 from planewise.judge.bounded import Bound
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
-from planewise.judge.statistics.looks import least_blocks
+from planewise.judge.statistics.flips import least_blocks
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.store.recommendation import RankedPlane

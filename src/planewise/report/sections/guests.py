@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planewise.judge.bounded import Bound, Bounded, exact, median_of
-from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.bounded import Bound, Bounded, exact, median_interval, median_of
 from planewise.judge.statistics.metrics import cpu_metrics
 from planewise.judge.statistics.sentences import bound_text
 from planewise.report import charts, facets, theme
