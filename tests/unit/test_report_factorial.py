@@ -175,18 +175,18 @@ def test_cumulative_curves_are_the_packets_quantiles_as_far_as_packets_tell(data
         data.run.path, [t for t in data.counted if t.kind == "rtt" and data.key(t)[0] == cell.plane
                         and data.key(t)[1] == cell.factors], "rtt_user"
     )  # fmt: skip
-    assert isinstance(packets, rtt_cell.Packets)
-    assert middle == pytest.approx(np.nanmedian(packets.rtt_ns))
+    assert isinstance(packets, dict)
+    assert middle == pytest.approx(np.nanmedian(packets["rtt"]))
 
 
 def test_packets_read_together_are_those_read_one_by_one(data: RunData) -> None:
     trials = [trial for trial in data.done if trial.cell["plane"] == "bridge"][:3]
     together = rtt_cell.read(data.run.path, trials, "rtt_user")
-    assert isinstance(together, rtt_cell.Packets)
+    assert isinstance(together, dict)
     alone = [rtt_cell.read(data.run.path, [trial], "rtt_user") for trial in trials]
-    for name in ("rtt_ns", "kernel_ns", "nic_ns", "response_ns"):
-        each = [getattr(one, name) for one in alone]
-        np.testing.assert_array_equal(getattr(together, name), np.concatenate(each))
+    for name in ("rtt", "kernel", "sender_nic", "responder_nic"):
+        each = [one[name] for one in alone if isinstance(one, dict)]
+        np.testing.assert_array_equal(together[name], np.concatenate(each))
 
 
 def test_every_saved_figure_says_that_its_host_is_virtual(data: RunData) -> None:

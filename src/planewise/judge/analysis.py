@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from planewise.errors import BadInputError
 from planewise.judge.statistics.comparison import MARGIN, Family, compare_levels
@@ -31,7 +32,7 @@ from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import Level, TrialRecord
-from planewise.store.packets import read_rtts
+from planewise.store.packets import read_durations, rtt_stamps
 from planewise.store.rundir import RunReader
 
 ALL = "all"
@@ -147,15 +148,15 @@ def _pooled(
     source = rtt_source(trial for sample in samples for trial in sample.trials)
     for path, sample in zip(paths, samples, strict=True):
         trials = [trial for trial in sample.trials if trial.kind == "rtt" and keeps_levels(trial)]
-        for read_rtt in read_rtts(path, trials, source):
-            if read_rtt.why:
-                unread[read_rtt.why] += 1
+        if without := sum(trial.packets is None for trial in trials):
+            unread["its packets were not kept"] += without
+        for trial, found in read_durations(path, trials, {"rtt": rtt_stamps(source)}, pl.Float32):
+            if isinstance(found, str):
+                unread[f"{trial.packets} cannot be read ({found})"] += 1
                 continue
-            trial = read_rtt.trial
-            observation = Observation(
-                0.0, 0.0, run=sample.label, block=trial.block, cell=sample.cell(trial)
-            )
-            packets.append((observation, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
+            cell = sample.cell(trial)
+            observation = Observation(0.0, 0.0, run=sample.label, block=trial.block, cell=cell)
+            packets.append((observation, found["rtt"][found["rtt"] > 0]))
     if not packets:
         raise BadInputError(
             "no packets were kept: pooled tests need them",

@@ -9,101 +9,42 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import polars as pl
-from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
 from planewise.judge.bounded import Bounded, median_of
 from planewise.judge.statistics.metrics import quantile_of_sent
 from planewise.report.left_out import LeftOut
 from planewise.store.cells import Factors, words
+from planewise.store.histogram import buckets
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
-from planewise.store.packets import RttMetric
+from planewise.store.packets import Durations, RttMetric, read_durations, rtt_stamps
 from planewise.units import time_text
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
+Packets = Durations
+"""Of all packets of a cell: `rtt` between the stamps of the metric and `kernel` between those of
+the kernel; `sender_nic` at the sender's NIC and `sender_inside` at the interface of its guest;
+`responder_nic` NIC to NIC inside the responder, and `responder_inside` from the interface of its
+guest into the guest and back."""
 _POINTS = ("sender_nic", "responder_nic", "sender_inside", "responder_inside")
-_STAMPS = (
-    *(f"{stage}_{way}_ns" for stage in ("user", "kernel") for way in ("tx", "rx")),
-    *(f"{point}_{way}_ns" for point in _POINTS for way in ("request", "reply")),
-)
+_STAMPS = {
+    "kernel": rtt_stamps("rtt_kernel"),
+    **{point: (f"{point}_request_ns", f"{point}_reply_ns") for point in _POINTS},
+}
 
 
-@dataclass(frozen=True)
-class Packets:
-    """Durations of a cell's packets [ns], arrays of one length; NaN where a stamp is missing."""
-
-    rtt_ns: Floats
-    """RTT between the stamps of the metric."""
-    kernel_ns: Floats
-    """RTT between the guest's kernel stamps."""
-    nic_ns: Floats
-    """RTT at the sender's NIC."""
-    response_ns: Floats
-    """NIC to NIC inside the responder."""
-    sender_inside_ns: Floats
-    """RTT at the interface of the sender's guest."""
-    responder_inside_ns: Floats
-    """From the interface of the responder's guest into the guest and back."""
-
-
-@dataclass(frozen=True)
-class Unread:
-    """The packets of a cell that cannot be used, and why."""
-
-    file: str = ""
-    """Empty when the packets were never kept."""
-    why: str = ""
-
-
-def read(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Packets | Unread:
-    """The packets of a cell's trials."""
+def read(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Packets | LeftOut | None:
+    """The packets of a cell's trials; None where they were not kept, or a note on a bad file."""
     if not trials or any(trial.packets is None for trial in trials):
-        return Unread()
-    stage = metric.removeprefix("rtt_")
-    durations = (
-        _between(f"{stage}_tx_ns", f"{stage}_rx_ns").alias("rtt"),
-        _between("kernel_tx_ns", "kernel_rx_ns").alias("kernel"),
-        *(_between(f"{point}_request_ns", f"{point}_reply_ns").alias(point) for point in _POINTS),
-    )
-    scanned = _scanned([run / str(trial.packets) for trial in trials], durations)
-    if isinstance(scanned, Unread):
-        return scanned
-    return Packets(*(scanned[name].to_numpy() for name in scanned.columns))
-
-
-def _between(start: str, end: str) -> pl.Expr:
-    return (pl.col(end) - pl.col(start)).cast(pl.Float64)
-
-
-def _scanned(files: list[Path], durations: Sequence[pl.Expr]) -> pl.DataFrame | Unread:
-    """The durations in all files: in one scan, or file by file, which finds the damaged one.
-
-    A stamp that no packet of a trial has may be of any type in its file.
-    """
-    schema = pl.Schema(dict.fromkeys(_STAMPS, pl.Int64))
-    try:
-        return (
-            pl.scan_parquet(
-                files, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False
-            )
-            .select(durations)
-            .collect()
-        )
-    except (OSError, pl.exceptions.PolarsError):
-        pass
-    frames = []
-    for file in files:
-        try:
-            frame = pl.read_parquet(file, glob=False)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            why = f"it cannot be read ({str(error).splitlines()[0]})"
-            return Unread(f"{file.parent.name}/{file.name}", why)
-        missing = {column: None for column in _STAMPS if column not in frame.columns}
-        stamps = frame.with_columns(**{column: pl.lit(None) for column in missing})
-        frames.append(stamps.select(_STAMPS).cast(schema, strict=False).select(durations))
-    return pl.concat(frames)
+        return None
+    found = []
+    for trial, packets in read_durations(run, trials, {"rtt": rtt_stamps(metric), **_STAMPS}):
+        if isinstance(packets, str):
+            why = f"it cannot be read ({packets}); this cell's figures come from the trials'"
+            return LeftOut(f"packets of {trial.packets}", f"{why} histograms")
+        found.append(packets)
+    return {name: np.concatenate([packets[name] for packets in found]) for name in found[0]}
 
 
 BOX = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -234,10 +175,10 @@ def summarise(
     factors: Factors,
     metric: RttMetric,
     trials: Sequence[TrialRecord],
-    packets: Packets | Unread,
+    packets: Packets | LeftOut | None,
 ) -> tuple[RttCell | None, list[LeftOut]]:
     """One cell from its trials and their packets (None without any RTT), and what is missing."""
-    notes: list[LeftOut] = []
+    notes = [packets] if isinstance(packets, LeftOut) else []
     latencies = [trial.latency[metric] for trial in trials if metric in trial.latency]
     values: list[float] = []
     n = 0
@@ -245,8 +186,8 @@ def summarise(
     parts: dict[str, float] = {}
     parts_packets = 0
     why = _unmeasurable("overhead", trials) or _unmeasurable("response", trials)
-    if isinstance(packets, Packets):
-        rtts = packets.rtt_ns[~np.isnan(packets.rtt_ns)]
+    if packets is not None and not isinstance(packets, LeftOut):
+        rtts = packets["rtt"][~np.isnan(packets["rtt"])]
         n = len(rtts)
         if n:
             ordered = np.sort(rtts)
@@ -255,14 +196,11 @@ def summarise(
             points = tuple(map(float, rtts[indices]))
             of_cell = tuple(at(ordered, meaningful(n)))
             distribution = Distribution(of_cell, points, float(ordered[-1]), n)
-        if not why and (np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all()):
+        if not why and any(np.isnan(packets[point]).all() for point in _POINTS[:2]):
             why = _NO_CAPTURE
         parts, parts_packets = _parts(packets, of_user=metric == "rtt_user", hosts_see=not why)
         why = "" if parts else why or "no packet was seen at every capture point"
     else:
-        if packets.file:
-            histograms = f"{packets.why}; this cell's figures come from the trials' histograms"
-            notes.append(LeftOut(f"packets of {packets.file}", histograms))
         values, n = _from_histograms(latencies, BOX)
         why = why or "its packets were not kept"
     if not values:
@@ -325,13 +263,14 @@ def _from_histograms(
     """Quantiles [ns] of the merged histograms, and their packets; none when one is missing."""
     if not summaries or any(summary.hdr is None for summary in summaries):
         return [], 0
-    merged = HdrHistogram(1, 3_600_000_000_000, 3)
-    for summary in summaries:
-        merged.add(HdrHistogram.decode(summary.hdr))
-    n = int(merged.total_count)
-    if n == 0:
-        return [], 0
-    return [float(merged.get_value_at_percentile(quantile * 100)) for quantile in quantiles], n
+    ends_ns, counted = zip(*(buckets(str(summary.hdr)) for summary in summaries), strict=True)
+    order = np.argsort(np.concatenate(ends_ns), kind="stable")
+    counts = np.concatenate([np.diff(of_one, prepend=0) for of_one in counted])
+    total = np.cumsum(counts[order])
+    n = int(total[-1])
+    ranks = [max(1, int(quantile * n + 0.5)) for quantile in quantiles]
+    ends = np.concatenate(ends_ns)[order]
+    return ([float(ends[np.searchsorted(total, rank)]) for rank in ranks], n) if n else ([], 0)
 
 
 def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
@@ -341,16 +280,19 @@ def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
 
 
 def _spread(
-    name: Literal["overhead", "response"], trials: Sequence[TrialRecord], packets: Packets | Unread
+    name: Literal["overhead", "response"],
+    trials: Sequence[TrialRecord],
+    packets: Packets | LeftOut | None,
 ) -> Spread | str:
     if why := _unmeasurable(name, trials):
         return why
     latencies = [trial.latency[name] for trial in trials if name in trial.latency]
     medians = [float(summary.p50_ns) for summary in latencies if summary.count]
-    if isinstance(packets, Unread):
+    if packets is None or isinstance(packets, LeftOut):
         quantiles, n = _from_histograms(latencies, BOX)
         return Spread.of(quantiles, n, medians) if quantiles else _NO_CAPTURE
-    values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
+    inside = packets["responder_nic"]
+    values = inside if name == "response" else packets["rtt"] - packets["sender_nic"]
     values = np.sort(values[~np.isnan(values)])
     return Spread.of(at(values, BOX), len(values), medians) if len(values) else _NO_CAPTURE
 
@@ -363,15 +305,16 @@ def _parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> tuple[dict[st
     user-space and kernel stamps), `sender`, `wire` (or `between`, where the hosts see nothing),
     `responder` and `responder_stack`. Empty where no packet has all stamps.
     """
-    inside = (packets.sender_inside_ns, packets.responder_inside_ns)
+    rtt, kernel, response = (packets[name] for name in ("rtt", "kernel", "responder_nic"))
+    nic, inside = packets["sender_nic"], (packets["sender_inside"], packets["responder_inside"])
     has_stacks = of_user and not any(np.isnan(values).all() for values in inside)
-    has_instrument = of_user and not np.isnan(packets.kernel_ns).all()
+    has_instrument = of_user and not np.isnan(kernel).all()
     if not hosts_see and not has_stacks:
         return {}, 0
-    outer = (packets.nic_ns, packets.response_ns) if hosts_see else inside
-    needed = [packets.rtt_ns, *outer, *(inside if has_stacks else ())]
-    needed += [packets.kernel_ns] if has_instrument else []
-    rtt_ns = np.where(np.isnan(sum(needed)), np.nan, packets.rtt_ns)
+    outer = (nic, response) if hosts_see else inside
+    needed = [rtt, *outer, *(inside if has_stacks else ())]
+    needed += [kernel] if has_instrument else []
+    rtt_ns = np.where(np.isnan(sum(needed)), np.nan, rtt)
     total = rtt_ns[~np.isnan(rtt_ns)]
     if not len(total):
         return {}, 0
@@ -381,16 +324,16 @@ def _parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> tuple[dict[st
     def mean(values: Floats) -> float:
         return float(values[middle].mean())
 
-    parts = {"sum": mean(packets.rtt_ns)}
+    parts = {"sum": mean(rtt)}
     if has_instrument:
-        parts["instrument"] = mean(packets.rtt_ns - packets.kernel_ns)
+        parts["instrument"] = mean(rtt - kernel)
     if has_stacks:
-        parts["sender_stack"] = mean(packets.rtt_ns - inside[0])
+        parts["sender_stack"] = mean(rtt - inside[0])
         parts["responder_stack"] = mean(inside[1])
     parts["wire" if hosts_see else "between"] = mean(outer[0] - outer[1])
     if hosts_see:
-        parts["overhead"] = mean(packets.rtt_ns - packets.nic_ns)
+        parts["overhead"] = mean(rtt - nic)
         guest = parts.get("sender_stack", parts.get("instrument", 0.0))
         parts["sender"] = parts["overhead"] - guest
-        parts["responder"] = mean(packets.response_ns) - parts.get("responder_stack", 0.0)
+        parts["responder"] = mean(response) - parts.get("responder_stack", 0.0)
     return parts, int(middle.sum())

@@ -1,13 +1,11 @@
-"""Reads the round-trip times of many trials quickly, trial by trial.
+"""Reads durations of the packets of many trials: the time between two stamps of each packet.
 
-A run of a large design has thousands of small Parquet files: they are scanned in batches, two
-columns of each.
+A run of a large design has thousands of small Parquet files: they are scanned in batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,53 +15,79 @@ from numpy.typing import NDArray
 
 from planewise.store.models import TrialRecord
 
-Floats = NDArray[np.float32]
 RttMetric = Literal["rtt_user", "rtt_kernel"]
+Durations = Mapping[str, NDArray[np.floating]]
+"""By name [ns], in the order of sending; NaN where a stamp is missing."""
 
 _BATCH = 400
 """Files of one scan."""
 
 
-@dataclass(frozen=True)
-class TrialTimes:
-    """The round-trip times of one trial's packets."""
-
-    trial: TrialRecord
-    rtt_ns: Floats
-    """In the order of sending, without packets that were lost; empty where there is a `why`."""
-    why: str = ""
-    """Why there are no times."""
-
-
-def read_rtts(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Iterator[TrialTimes]:
-    """The times of each of `trials`, those without packets first. Never raises for a bad file."""
+def rtt_stamps(metric: RttMetric) -> tuple[str, str]:
+    """The columns between whose stamps a packet's round trip lies."""
     stage = metric.removeprefix("rtt_")
-    rtt = (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).cast(pl.Float32).alias("rtt")
+    return f"{stage}_tx_ns", f"{stage}_rx_ns"
+
+
+def read_durations(
+    run: Path,
+    trials: Sequence[TrialRecord],
+    wanted: Mapping[str, tuple[str, str]],
+    dtype: type[pl.DataType] = pl.Float64,
+) -> Iterator[tuple[TrialRecord, Durations | str]]:
+    """The durations of each of `trials` whose packets were kept, or why they cannot be read.
+
+    `wanted` are the columns of both stamps by the duration's name. Never raises for a bad file.
+    """
     kept = [(str(run / trial.packets), trial) for trial in trials if trial.packets is not None]
-    for trial in trials:
-        if trial.packets is None:
-            yield TrialTimes(trial, _NONE, "its packets were not kept")
     for start in range(0, len(kept), _BATCH):
         batch = kept[start : start + _BATCH]
-        together = _read(dict.fromkeys(file for file, _ in batch), rtt)
+        together = _read(list(dict.fromkeys(file for file, _ in batch)), wanted, dtype)
         for file, trial in batch:
-            found = _read([file], rtt) if isinstance(together, str) else together
-            if isinstance(found, str):
-                yield TrialTimes(trial, _NONE, f"{trial.packets} cannot be read ({found})")
-            else:
-                yield TrialTimes(trial, found.get(file, _NONE))
+            found = _read([file], wanted, dtype) if isinstance(together, str) else together
+            yield trial, found if isinstance(found, str) else found[file]
 
 
-_NONE: Floats = np.empty(0, dtype=np.float32)
+def _read(
+    files: list[str], wanted: Mapping[str, tuple[str, str]], dtype: type[pl.DataType]
+) -> dict[str, Durations] | str:
+    """The durations by file, in one scan; why there are none where one of the files is bad.
 
-
-def _read(files: Iterable[str], rtt: pl.Expr) -> dict[str, Floats] | str:
-    """The times by file, in one scan; why there are none where one of the files is bad."""
+    A stamp that no packet of a trial has may be of any type in its file, or have no column: alone,
+    such a file can be read.
+    """
+    stamps = dict.fromkeys((stamp for pair in wanted.values() for stamp in pair), pl.Int64)
+    durations = [
+        (pl.col(end) - pl.col(begin)).cast(dtype).alias(name)
+        for name, (begin, end) in wanted.items()
+    ]
     try:
-        scan = pl.scan_parquet(list(files), include_file_paths="file", glob=False)
-        table = scan.select(rtt, "file").drop_nulls().collect()
+        if len(files) > 1:
+            scan = pl.scan_parquet(
+                files,
+                schema=stamps,
+                missing_columns="insert",
+                extra_columns="ignore",
+                include_file_paths="file",
+                glob=False,
+            )
+            table = scan.select(*durations, "file").collect()
+        else:
+            whole = pl.read_parquet(files[0], glob=False)
+            none = {name: pl.lit(None) for name in stamps if name not in whole.columns}
+            cast = (
+                whole.with_columns(**none)
+                .select(list(stamps))
+                .cast(pl.Schema(stamps), strict=False)
+            )
+            table = cast.select(*durations, file=pl.lit(files[0]))
     except (OSError, pl.exceptions.PolarsError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     runs = table["file"].rle().struct.unnest()  # a scan keeps the order of its files
-    parts = np.split(table["rtt"].to_numpy(), np.cumsum(runs["len"].to_numpy())[:-1])
-    return dict(zip(runs["value"], parts, strict=False))  # no row at all is one empty part
+    ends = np.cumsum(runs["len"].to_numpy())[:-1]
+    columns = {name: np.split(table[name].to_numpy(), ends) for name in wanted}
+    empty = {name: np.empty(0) for name in wanted}
+    return dict.fromkeys(files, empty) | {
+        file: {name: parts[place] for name, parts in columns.items()}
+        for place, file in enumerate(runs["value"])
+    }

@@ -18,7 +18,7 @@ from planewise.report import charts, facets, theme
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
-from planewise.report.rtt_cell import RttCell, Unread, summarise
+from planewise.report.rtt_cell import RttCell, summarise
 from planewise.report.sections.compared import Compared, comparison_figure
 from planewise.report.sections.rtt import box_figure
 from planewise.report.vega import Row, Span
@@ -131,7 +131,7 @@ def latency_cells(data: RunData) -> list[RttCell]:
             key = str(trial.cell["policy"]), float(trial.cell["frequency_pps"])
             by_cell.setdefault(key, []).append(trial)
     summaries = [
-        summarise(policy, (("frequency_pps", pps),), "rtt_user", trials, Unread("", ""))[0]
+        summarise(policy, (("frequency_pps", pps),), "rtt_user", trials, None)[0]
         for (policy, pps), trials in by_cell.items()
     ]
     cells = [cell for cell in summaries if cell is not None]

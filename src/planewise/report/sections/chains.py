@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from planewise.report import charts, theme
 from planewise.report.data import RunData
@@ -100,7 +100,7 @@ class TcpCell:
 
 def chain_cells(data: RunData) -> list[ChainCell]:
     """Throughput of chains, by plane, path, length and frame size."""
-    cells: dict[tuple[Any, ...], list[ChainResult]] = {}
+    cells: dict[tuple[str, str, int, int | str], list[ChainResult]] = {}
     trials = [(trial.cell, trial.chain) for trial in data.done if trial.chain is not None]
     guests = {(cell.get("plane"), cell.get("guest", "")) for cell, _ in trials}
     kinds = Counter(plane for plane, _ in guests)
