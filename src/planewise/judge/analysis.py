@@ -16,7 +16,6 @@ import polars as pl
 from planewise.errors import BadInputError
 from planewise.judge.statistics.comparison import MARGIN, Family, compare_levels
 from planewise.judge.statistics.metrics import (
-    Metric,
     Observation,
     RunSample,
     by_sending,
@@ -31,9 +30,10 @@ from planewise.judge.statistics.runs import RunDifference, differences, join
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels
-from planewise.store.models import Level, TrialRecord
+from planewise.store.models import Level
 from planewise.store.packets import read_durations, rtt_stamps
 from planewise.store.rundir import RunReader
+from planewise.units import count_text
 
 ALL = "all"
 SERIES = "series"
@@ -86,31 +86,59 @@ def analyse(paths: Sequence[Path], question: Question, *, as_published: bool = F
         )
     readers = [RunReader(path) for path in paths]
     samples = join([(reader.path, reader.info, reader.trials()) for reader in readers])
-    if question.where:
-        samples = tuple(_only(sample, question.where) for sample in samples)
-    if question.factor == SERIES:
-        samples = tuple(_with_series(sample) for sample in samples)
-    names = _metric_names(question.metrics, samples)
+    factor, where = question.factor, question.where or {}
+    if where:
+        samples = tuple(
+            replace(
+                sample,
+                trials=[
+                    trial
+                    for trial in sample.trials
+                    if all(trial.cell[name] in where[name] for name in where if name in trial.cell)
+                ],
+            )
+            for sample in samples
+        )
+    if factor == SERIES:
+        # As publications K and D name them: a plane for all guests, or for the main ones beside
+        # background guests on another.
+        namings = [Naming(trial.cell for trial in sample.trials) for sample in samples]
+        samples = tuple(
+            replace(sample, trials=by_series(sample.trials, naming, SERIES))
+            for sample, naming in zip(samples, namings, strict=True)
+        )
+    labels, present = ", ".join(sample.label for sample in samples), metrics_in(samples)
     families, rankings = [], []
+    names = _metric_names(question.metrics, samples, present)
     for name in names:
         observed = observe(samples, name)
-        if not observed.observations and len(names) > 1:
-            continue
         if not observed.observations:
-            _nothing_measured(observed.metric, samples)
-        _check_factors(question.factor, question.by, samples)
-        for part in by_sending(observed, question.factor):
+            if len(names) > 1:
+                continue
+            raise BadInputError(
+                f"no trial has {observed.metric.title}",
+                where=labels,
+                remedy=f"available metrics: {', '.join(present)}",
+            )
+        _check_factors(question, samples)
+        for part in by_sending(observed, factor):
             families.append(
                 compare_levels(
                     part,
-                    question.factor,
+                    factor,
                     by=question.by,
                     baseline=question.baseline,
                     margin=question.margin,
                 )
             )
-            rankings.append(check_ranking(part, question.factor, margin=question.margin))
-    _check_levels(families, question.factor, samples, metrics_in(samples))
+            rankings.append(check_ranking(part, factor, margin=question.margin))
+    if not families:
+        raise BadInputError(
+            "none of these metrics was measured",
+            where="--metric",
+            remedy=f"available metrics: {', '.join(present)}",
+        )
+    _check_levels(families, factor, samples)
     notes, pooled = _notes(samples), None
     if as_published:
         pooled, unread = _pooled(paths, samples, question)
@@ -124,20 +152,6 @@ def analyse(paths: Sequence[Path], question: Question, *, as_published: bool = F
         pooled,
         notes,
     )
-
-
-def _only(sample: RunSample, where: Mapping[str, Collection[Level]]) -> RunSample:
-    def counts(trial: TrialRecord) -> bool:
-        return all(name not in trial.cell or trial.cell[name] in where[name] for name in where)
-
-    return replace(sample, trials=[trial for trial in sample.trials if counts(trial)])
-
-
-def _with_series(sample: RunSample) -> RunSample:
-    """The run's trials by series, as publications K and D name them: a plane for all guests, or for
-    the main ones beside background guests on another."""
-    naming = Naming(trial.cell for trial in sample.trials)
-    return replace(sample, trials=by_series(sample.trials, naming, SERIES))
 
 
 def _pooled(
@@ -172,39 +186,25 @@ def _pooled(
             readings, cpu.metric.name, question.factor, question.by, cpu.run_factors
         )
     return tests, tuple(
-        f"{times} trial{'s' if times != 1 else ''} without packets: {reason}"
+        f"{count_text(times, 'trial')} without packets: {reason}"
         for reason, times in unread.items()
     )
 
 
-def _metric_names(requested: Sequence[str], samples: Sequence[RunSample]) -> tuple[str, ...]:
-    present = metrics_in(samples)
+def _metric_names(
+    requested: Sequence[str], samples: Sequence[RunSample], present: Sequence[str]
+) -> tuple[str, ...]:
     if not present:
         raise BadInputError(
             "no trial reached its target: there is nothing to compare",
             where=", ".join(sample.label for sample in samples),
             remedy="`planewise report` says why trials failed, and what they achieved",
         )
-    if not requested:
-        usual = ("rtt", "throughput", "transmitted", "goodput")
-        return (next((name for name in usual if name in present), present[0]),)
-    names: list[str] = []
-    for name in requested:
-        if name == ALL:
-            names += present
-        elif name == "cpu":
-            names += cpu_metrics(samples, modes=False)
-        else:
-            names.append(name)
+    usual = ("rtt", "throughput", "transmitted", "goodput")
+    requested = requested or [next((name for name in usual if name in present), present[0])]
+    several = {ALL: present, "cpu": cpu_metrics(samples, modes=False)}
+    names = (name for asked in requested for name in several.get(asked, (asked,)))
     return tuple(dict.fromkeys(names))
-
-
-def _nothing_measured(metric: Metric, samples: Sequence[RunSample]) -> None:
-    raise BadInputError(
-        f"no trial has {metric.title}",
-        where=", ".join(sample.label for sample in samples),
-        remedy=f"available metrics: {', '.join(metrics_in(samples))}",
-    )
 
 
 def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
@@ -217,65 +217,49 @@ def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
     return values
 
 
-def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) -> None:
+def _check_factors(question: Question, samples: Sequence[RunSample]) -> None:
     factors = _factors(samples)
-    for flag, name in (("--factor", factor), ("--by", by)):
+    for flag, name in (("--factor", question.factor), ("--by", question.by)):
         if name and name not in factors and not (flag == "--by" and name == "load"):
             one_run = name == "run" and len(samples) == 1
+            available = f"available factors: {', '.join(sorted(factors))}"
             raise BadInputError(
                 "one run alone has no factor run" if one_run else f"there is no factor '{name}'",
                 where=flag,
-                remedy="name two runs or more"
-                if one_run
-                else f"available factors: {', '.join(sorted(factors))}",
+                remedy="name two runs or more" if one_run else available,
             )
 
 
-def _check_levels(
-    families: Sequence[Family],
-    factor: str,
-    samples: Sequence[RunSample],
-    present: tuple[str, ...],
-) -> None:
-    if not families:
-        raise BadInputError(
-            "none of these metrics was measured",
-            where="--metric",
-            remedy=f"available metrics: {', '.join(present)}",
-        )
-    if all(len(family.levels) + len(family.not_measurable) < 2 for family in families):
-        _check_missed(factor, families[0], samples)
-        several = sorted(name for name, levels in _factors(samples).items() if len(levels) > 1)
-        only = ", ".join(str(level) for level in families[0].levels)
-        raise BadInputError(
-            f"{factor} has a single level ({only}): there is nothing to compare it with",
-            where="--factor",
-            remedy=f"factors with several levels: {', '.join(several)}"
-            if several
-            else "name several runs",
-        )
-
-
-def _check_missed(factor: str, family: Family, samples: Sequence[RunSample]) -> None:
-    """BadInputError where another level was measured, and none of its trials counts."""
+def _check_levels(families: Sequence[Family], factor: str, samples: Sequence[RunSample]) -> None:
+    """BadInputError where no family has two levels, and why another one does not count."""
+    if any(len(family.levels) + len(family.not_measurable) > 1 for family in families):
+        return
+    levels, title = families[0].levels, families[0].metric.title
     for sample in samples:
         for trial in sample.trials:
             level = sample.cell(trial).get(factor)
-            if level is None or level in family.levels or keeps_levels(trial):
+            if level is None or level in levels or keeps_levels(trial):
                 continue
             missed = missed_levels(trial)
+            why = (
+                f"missed its target by more than 1 % ({missed[0].sentence})"
+                if missed
+                else f"failed ({trial.reason})"
+            )
             raise BadInputError(
-                f"every trial of {level} with {family.metric.title} "
-                + (
-                    f"missed its target by more than 1 % ({missed[0].sentence})"
-                    if missed
-                    else f"failed ({trial.reason})"
-                )
-                + ": nothing is left to compare",
+                f"every trial of {level} with {title} {why}: nothing is left to compare",
                 where=sample.label,
                 remedy="lower that level or free the CPUs, and measure again; `planewise report` "
                 "shows what was achieved",
             )
+    several = sorted(name for name, of_name in _factors(samples).items() if len(of_name) > 1)
+    only = ", ".join(str(level) for level in levels)
+    names = f"factors with several levels: {', '.join(several)}"
+    raise BadInputError(
+        f"{factor} has a single level ({only}): there is nothing to compare it with",
+        where="--factor",
+        remedy=names if several else "name several runs",
+    )
 
 
 def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
@@ -283,23 +267,20 @@ def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
     for sample in samples:
         missed = sum(bool(missed_levels(trial)) for trial in sample.trials)
         failed = sum(trial.status == "failed" for trial in sample.trials)
-        prefix = f"{sample.label}: " if len(samples) > 1 else ""
-        if failed:
-            notes.append(f"{prefix}{failed} of {len(sample.trials)} trials failed and are left out")
-        if missed:
-            notes.append(
-                f"{prefix}{missed} of {len(sample.trials)} trials missed their target by more than "
-                "1 % and are left out: `planewise report` shows what they achieved"
-            )
-        if sample.info.status in ("running", "interrupted", "failed"):
-            notes.append(f"{prefix}the run is {sample.info.status}: more trials may follow")
-        if sample.info.emulated:
-            notes.append(f"{prefix}times are not those of hardware: {sample.info.emulated}")
-    named = [
+        prefix, of = f"{sample.label}: " if len(samples) > 1 else "", len(sample.trials)
+        own = {
+            f"{failed} of {of} trials failed and are left out": failed,
+            f"{missed} of {of} trials missed their target by more than 1 % and are left out: "
+            "`planewise report` shows what they achieved": missed,
+            f"the run is {sample.info.status}: more trials may follow": sample.info.status
+            in ("running", "interrupted", "failed"),
+            f"times are not those of hardware: {sample.info.emulated}": sample.info.emulated,
+        }
+        notes += [f"{prefix}{note}" for note, holds in own.items() if holds]
+    named = (
         (f"{sample.label} {trial.cell.get('plane', '')}".strip(), trial)
         for sample in samples
         for trial in sample.trials
-    ]
-    if mixed := mixed_backends(named):
-        notes.append(mixed)
-    return tuple(notes)
+    )
+    mixed = mixed_backends(named)
+    return (*notes, mixed) if mixed else tuple(notes)

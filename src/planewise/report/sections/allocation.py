@@ -58,50 +58,52 @@ def sections(data: RunData) -> Iterator[Section]:
     switches = [trial for trial in data.done if trial.alloc is not None and trial.alloc.switch]
     if switches:
         packets = data.run.packets(switches[0])
+        over = f"Before, during and after, over {count_text(len(switches), 'trial')}"
         yield Section(
             "switch",
             "Latency while a VF is given and taken",
             "One guest gets a VF in the middle of the run and loses it again; the other guests "
             "show how busy the hosts were meanwhile.",
             () if packets is None else (switch_figure(switches[0], packets),),
-            (
-                (
-                    f"Before, during and after, over {count_text(len(switches), 'trial')}",
-                    switch_table(switches),
-                ),
-            ),
+            ((over, switch_table(switches)),),
         )
     downloads = {
-        policy: of_policy
+        policy: [(result, result.download) for result in of_policy if result.download is not None]
         for policy, of_policy in by_policy.items()
         if any(result.download for result in of_policy)
     }
     if downloads:
-        download = next(d for d in _downloads(next(iter(downloads.values()))))
-        compared = [
-            comparison_figure(Compared(family), name="download-compared")
-            for family in policy_families(data.trials, data.info, DOWNLOAD_METRIC)
-        ]
+        _, download = next(iter(downloads.values()))[0]
+        table = download_table(downloads)
         yield Section(
             "download",
             "Duration of a download",
             f"Beside the requests, one guest sends {download.bytes / (1 << 20):.0f} MiB by one TCP "
             "stream from the end of the warm-up on, and planewised gives it a VF or not.",
-            (download_figure(downloads), *compared),
-            (("Duration of downloads", download_table(downloads)),),
+            (
+                download_figure(downloads, table),
+                *_compared(data, DOWNLOAD_METRIC, lambda _: "download-compared"),
+            ),
+            (("Duration of downloads", table),),
         )
+
+
+def _compared(data: RunData, metric: str, name: Callable[[str], str]) -> Iterator[Figure]:
+    """The policies compared by a metric, group by group; `name` makes a figure's of its title."""
+    for family in policy_families(data.trials, data.info, metric):
+        yield comparison_figure(Compared(family), name=name(family.metric.title))
 
 
 def _policies(data: RunData, by_policy: Results) -> Section:
     cells = latency_cells(data)
     trials = [trial for trial in data.done if trial.alloc is not None]
     missed = sum(not keeps_levels(trial) for trial in by_groups(trials))
-    compared = [
-        comparison_figure(Compared(family), name=slug(f"policies-{family.metric.title}"))
-        for metric in ("rtt", "rtt_p99")
-        for family in policy_families(data.trials, data.info, metric)
-    ]
     first = next(iter(by_policy.values()))[0]
+    compared = (
+        figure
+        for metric in ("rtt", "rtt_p99")
+        for figure in _compared(data, metric, lambda title: slug(f"policies-{title}"))
+    )
     return Section(
         "policies",
         "Latency of guests by policy",
@@ -275,21 +277,24 @@ def costs(by_policy: Results) -> Table:
 
     def median(
         values: Callable[[AllocResult], Sequence[float | None]],
-        show: Callable[[float], str],
+        show: Callable[[float], str] = _seconds,
         why: str = "not known",
     ) -> Callable[[tuple[str, Sequence[AllocResult]]], Entry]:
         def entry(row: tuple[str, Sequence[AllocResult]]) -> Entry:
             known = [v for trial in row[1] for v in values(trial) if v is not None]
             finite = [value for value in known if math.isfinite(value)]
-            if not finite:
-                return Missing(why)
-            middle = statistics.median(finite)
-            return PrintedNumber(show(middle), middle)
+            return _number(statistics.median(finite), show) if finite else Missing(why)
 
         return entry
 
     def durations(trial: AllocResult) -> list[float | None]:
         return [move.duration_s for move in trial.moves if move.ending == "completed"]
+
+    def change(name: str) -> Callable[[AllocResult], Sequence[float | None]]:
+        return lambda trial: [getattr(trial.change, name)] if trial.change else []
+
+    def daemon(name: str) -> Callable[[AllocResult], Sequence[float | None]]:
+        return lambda trial: [getattr(trial.daemon, name)]
 
     return Table.of(
         by_policy.items(),
@@ -297,27 +302,13 @@ def costs(by_policy: Results) -> Table:
             "Policy": lambda row: row[0],
             "Trials": lambda row: PrintedNumber.plain(len(row[1])),
             "Moves": median(lambda trial: [len(trial.moves)], lambda number: f"{number:g}"),
-            "A move": median(durations, _seconds, "no VF was moved"),
-            "CPU": median(lambda trial: [trial.daemon.cpu], lambda v: percent_text(round(v, 4))),
-            "Memory": median(
-                lambda trial: [trial.daemon.memory_bytes], lambda size: f"{size / 2**20:.1f} MiB"
-            ),
-            "A decision": median(
-                lambda trial: [trial.daemon.decision_s], _seconds, "nothing was decided"
-            ),
-            "Reading counters": median(
-                lambda trial: [trial.daemon.sample_s], _seconds, "no counter was read"
-            ),
-            "First VF after the change of load": median(
-                lambda trial: [trial.change.first_s] if trial.change else [],
-                _seconds,
-                "none was given",
-            ),
-            "Clock error": median(
-                lambda trial: [trial.change.error_s] if trial.change else [],
-                _seconds,
-                "the load did not change",
-            ),
+            "A move": median(durations, why="no VF was moved"),
+            "CPU": median(daemon("cpu"), lambda v: percent_text(round(v, 4))),
+            "Memory": median(daemon("memory_bytes"), lambda size: f"{size / 2**20:.1f} MiB"),
+            "A decision": median(daemon("decision_s"), why="nothing was decided"),
+            "Reading counters": median(daemon("sample_s"), why="no counter was read"),
+            "First VF after the change of load": median(change("first_s"), why="none was given"),
+            "Clock error": median(change("error_s"), why="the load did not change"),
         },
     )
 
@@ -326,27 +317,30 @@ def _seconds(value: float) -> str:
     return time_text(value * 1e9)
 
 
-def _downloads(results: Sequence[AllocResult]) -> list[Download]:
-    return [result.download for result in results if result.download is not None]
+def _number(value: float, show: Callable[[float], str] = _seconds) -> PrintedNumber:
+    return PrintedNumber(show(value), value)
 
 
-def download_figure(by_policy: Results) -> Figure:
+Downloads = Mapping[str, Sequence[tuple[AllocResult, Download]]]
+"""By policy: a trial's result and its download."""
+
+
+def download_figure(by_policy: Downloads, table: Table) -> Figure:
     """A line a trial: payload by second, up to the last byte."""
     rows: list[Row] = []
     for policy, of_policy in by_policy.items():
-        for number, download in enumerate(_downloads(of_policy)):
+        for number, (_, download) in enumerate(of_policy):
             begin_s = 0.0
             for interval in download.intervals:  # two points each: a single one is a line, too
                 place = {"series": policy, "value": interval.bps, "trial": f"{policy} {number}"}
                 rows += [{**place, "x": begin_s}, {**place, "x": interval.end_s}]
                 begin_s = interval.end_s
-    colours = dict(zip(POLICIES, _SHADES, strict=True))
+    colours = {policy: _SHADES[POLICIES.index(policy)] for policy in by_policy}
     across = Span(0.0, max((float(row["x"]) for row in rows), default=1.0))
     medians = ", ".join(
-        f"{policy} {_seconds(statistics.median(d.seconds for d in _downloads(of_policy)))}"
+        f"{policy} {_seconds(statistics.median(one.seconds for _, one in of_policy))}"
         for policy, of_policy in by_policy.items()
     )
-    lead = f"Median duration of the whole download: {medians}."
     return Figure(
         "download",
         "Throughput of a download, by policy",
@@ -355,7 +349,7 @@ def download_figure(by_policy: Results) -> Figure:
             charts.lines(
                 "",
                 rows,
-                {policy: colours[policy] for policy in by_policy},
+                colours,
                 Span.of((float(row["value"]) for row in rows), log_from=math.inf),
                 "bits",
                 charts.numbers(across, "seconds since it began"),
@@ -364,31 +358,26 @@ def download_figure(by_policy: Results) -> Figure:
                 more={"detail": {"field": "trial", "type": "nominal"}},
             ),
         ),
-        download_table(by_policy),
-        key={policy: colours[policy] for policy in by_policy},
-        lead=lead,
+        table,
+        key=colours,
+        lead=f"Median duration of the whole download: {medians}.",
     )
 
 
-def download_table(by_policy: Results) -> Table:
+def download_table(by_policy: Downloads) -> Table:
     """Durations of downloads, and the share of time in which their guest held a VF."""
 
     def seconds(of: Callable[[list[float]], float]) -> Callable[[_Row], Entry]:
-        def entry(row: _Row) -> Entry:
-            value = of([download.seconds for download in _downloads(row[1])])
-            return PrintedNumber(_seconds(value), value)
-
-        return entry
+        return lambda row: _number(of([download.seconds for _, download in row[1]]))
 
     def throughput(row: _Row) -> Entry:
-        bps = statistics.median(8 * one.bytes / one.seconds for one in _downloads(row[1]))
-        return PrintedNumber(bits_text(bps), bps)
+        rates = [8 * download.bytes / download.seconds for _, download in row[1]]
+        return _number(statistics.median(rates), bits_text)
 
     def held(row: _Row) -> Entry:
         times = [
-            min(1.0, result.guests[result.download.guest].held_s / result.window_s)
-            for result in row[1]
-            if result.download is not None
+            min(1.0, result.guests[download.guest].held_s / result.window_s)
+            for result, download in row[1]
         ]
         return PrintedNumber.share(statistics.fmean(times), 3)
 
@@ -401,12 +390,12 @@ def download_table(by_policy: Results) -> Table:
             "Longest": seconds(max),
             "Throughput": throughput,
             "Share with a VF": held,
-            "Trials": lambda row: PrintedNumber.plain(len(_downloads(row[1]))),
+            "Trials": lambda row: PrintedNumber.plain(len(row[1])),
         },
     )
 
 
-_Row = tuple[str, Sequence[AllocResult]]
+_Row = tuple[str, Sequence[tuple[AllocResult, Download]]]
 
 
 def switch_figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
@@ -466,7 +455,6 @@ def switch_figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
                 labels=False,
             )
         )
-    lead = switch_sentence([trial])
     return Figure(
         "switch",
         "Requests while a VF is given and taken",
@@ -476,7 +464,7 @@ def switch_figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
         f"{span.word}.",
         tuple(panels),
         switch_table([trial]),
-        lead=lead,
+        lead=switch_sentence([trial]),
     )
 
 
@@ -488,7 +476,7 @@ def switch_table(trials: Sequence[TrialRecord]) -> Table:
         rows.append(
             (
                 name,
-                PrintedNumber(_seconds(length_s), length_s),
+                _number(length_s),
                 PrintedNumber.count(sum(phase.counts.sent for phase in phases)),
                 PrintedNumber.count(sum(phase.counts.lost for phase in phases)),
                 *(_median([phase.rtt for phase in phases], name) for name in SWITCH_QUANTILES),
