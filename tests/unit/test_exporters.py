@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.store import exporters, importers, loads
+from planewise.store import importers, loads
 from planewise.store.files import write_file
+from planewise.store.importers import csv as csv_format
 from planewise.store.loads import LoadTrials, Trial
 from tests.unit import importer_samples as samples
 
@@ -73,7 +74,7 @@ def assert_equal(found: LoadTrials, expected: LoadTrials) -> None:
 
 
 def assert_comes_back(curves: list[LoadTrials], file: Path) -> None:
-    exporters.write(curves, file)
+    csv_format.write(curves, file)
     found = importers.read(file)
 
     assert len({one.curve for one in found}) == len(curves)
@@ -98,7 +99,7 @@ def test_reported_numbers_without_trials_come_back(tmp_path: Path) -> None:
     source.write_text(samples.nfvbench_without_iterations())
     file = tmp_path / "trials.csv"
 
-    exporters.write(importers.read(source), file)
+    csv_format.write(importers.read(source), file)
     (found,) = importers.read(file)
 
     assert len(found) == 0
@@ -107,7 +108,7 @@ def test_reported_numbers_without_trials_come_back(tmp_path: Path) -> None:
 
 def test_another_ending_names_the_one_there_is(tmp_path: Path) -> None:
     with pytest.raises(BadInputError) as raised:
-        exporters.write([], tmp_path / "trials.xlsx")
+        csv_format.write([], tmp_path / "trials.xlsx")
 
     assert ".csv" in raised.value.remedy
 
@@ -118,7 +119,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "nowhere").write_text("a file")
 
     with pytest.raises(PlanewiseError, match=r"cannot write .*nowhere"):
-        exporters.write(importers.read(source), tmp_path / "nowhere" / "trials.csv")
+        csv_format.write(importers.read(source), tmp_path / "nowhere" / "trials.csv")
 
 
 def test_a_device_is_written_to_and_a_link_kept(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.store.histogram import buckets
+from planewise.store.packets import buckets
 
 TIMES_NS = st.integers(min_value=1, max_value=3_600_000_000_000)
 

@@ -109,7 +109,7 @@ def test_a_full_disk_is_named_and_the_old_page_stays_whole(
     with pytest.raises(PlanewiseError, match=r"no space left to write .*report\.html"):
         html.write(RunReader(run), page)
     assert page.read_text() == "the old page"
-    assert [file.name for file in run.iterdir() if file.name.endswith(".part")] == []
+    assert [file.name for file in run.iterdir() if file.name.endswith(".new")] == []
 
 
 def curve() -> Curve:

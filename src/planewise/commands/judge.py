@@ -105,9 +105,9 @@ def judge(
             _print(judged, chosen, plr, quiet=quiet, wide=wide)
         readings.print_each(compared)
     if export is not None and judged:
-        from planewise.store import exporters
+        from planewise.store.importers import csv
 
-        exporters.write([result.trials for result in judged], export)
+        csv.write([result.trials for result in judged], export)
     if figures is not None:
         _draw(judged, figures, quiet=quiet)
     if failed:

@@ -15,9 +15,8 @@ from planewise.judge.bounded import Bounded, median_of
 from planewise.judge.statistics.metrics import quantile_of_sent
 from planewise.report.left_out import LeftOut
 from planewise.store.cells import Factors, words
-from planewise.store.histogram import buckets
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
-from planewise.store.packets import Durations, RttMetric, read_durations, rtt_stamps
+from planewise.store.packets import Durations, RttMetric, buckets, read_durations, rtt_stamps
 from planewise.units import time_text
 
 Floats = NDArray[np.floating]

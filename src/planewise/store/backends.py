@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from planewise.store.models import TrialRecord
 
 
-def backends_by(trials: Iterable[tuple[str, TrialRecord]]) -> Mapping[str, tuple[str, ...]]:
-    """Names of finished load trials by backends, as `live-skb to xdp-native`; trials that recorded
-    none are left out."""
-    by_plane: dict[str, dict[str, None]] = {}
+def mixed_backends(trials: Iterable[tuple[str, TrialRecord]]) -> str:
+    """A sentence where finished load trials, each with a name, have different backends; else empty.
+
+    Trials that recorded none are left out.
+    """
+    mixed: dict[str, set[str]] = {}
     for name, trial in trials:
         if trial.kind == "load" and trial.status == "done" and trial.generator and trial.sink:
-            by_plane.setdefault(f"{trial.generator} to {trial.sink}", {})[name] = None
-    return {backend: tuple(sorted(names)) for backend, names in sorted(by_plane.items())}
-
-
-def mixed_backends(trials: Iterable[tuple[str, TrialRecord]]) -> str:
-    """A sentence where the load trials have different backends; else empty."""
-    mixed = backends_by(trials)
+            mixed.setdefault(f"{trial.generator} to {trial.sink}", set()).add(name)
     if len(mixed) < 2:
         return ""
-    parts = "; ".join(f"{backend} ({', '.join(names)})" for backend, names in mixed.items())
+    parts = "; ".join(f"{pair} ({', '.join(sorted(mixed[pair]))})" for pair in sorted(mixed))
     return f"load trials were measured by different generators or sinks: {parts}"

@@ -16,22 +16,46 @@ def write_file(file: Path, content: bytes) -> None:
 
     A device or pipe is written to, and what a symbolic link names is replaced.
     """
-    real = Path(os.path.realpath(file))
-    part = real.with_name(f".{real.name}.part")
     try:
-        special = file.exists() and not file.is_file()
-        part.parent.mkdir(parents=True, exist_ok=True)
-        (file if special else part).write_bytes(content)
-        if not special:
-            part.replace(real)
+        if file.exists() and not file.is_file():
+            file.write_bytes(content)
+        else:
+            real = Path(os.path.realpath(file))
+            real.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(real, content)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         what = f"cannot write {file}: {error.strerror or error}"
         remedy = "check the path and its permissions"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what, remedy = f"no space left to write {file}", "free some space"
         raise PlanewiseError(what, remedy=f"{remedy}, or name a file elsewhere with -o") from error
+
+
+def replace_file(file: Path, content: bytes, *, synced: bool = False) -> None:
+    """Writes a file as a whole or not at all; OSError where it cannot.
+
+    If `synced` with its name: a power cut must not keep only a line elsewhere that names it.
+    """
+    new = file.with_name(f".{file.name}.new")
+    try:
+        new.write_bytes(content)
+        if synced:
+            _sync(new)
+        new.replace(file)
+        if synced:
+            _sync(file.parent)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_yaml(

@@ -32,16 +32,13 @@ def newest_run(folder: Path = RUNS, varying: str = "") -> RunSummary | None:
     A run without a finished trial counts only where no run has any. Directories without a readable
     run.json are skipped.
     """
-    runs = [run for run in map(_summary, _directories(folder)) if run is not None]
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return None
+    runs = [run for run in map(_summary, paths) if run is not None]
     runs = [run for run in runs if not varying or varying in run.varied]
     return max(runs, key=lambda run: (run.has_trials, run.started), default=None)
-
-
-def _directories(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:
-        return []
 
 
 def _summary(path: Path) -> RunSummary | None:

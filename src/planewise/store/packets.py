@@ -1,11 +1,14 @@
-"""Reads durations of the packets of many trials: the time between two stamps of each packet.
+"""Reads durations of packets: the time between two stamps of each, or a trial's histogram of it.
 
 A run of a large design has thousands of small Parquet files: they are scanned in batches.
 """
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from planewise.store.models import TrialRecord
 
+Ints = NDArray[np.int64]
 RttMetric = Literal["rtt_user", "rtt_kernel"]
 Durations = Mapping[str, NDArray[np.floating]]
 """By name [ns], in the order of sending; NaN where a stamp is missing."""
@@ -91,3 +95,21 @@ def _read(
         file: {name: parts[place] for name, parts in columns.items()}
         for place, file in enumerate(runs["value"])
     }
+
+
+@lru_cache(maxsize=4096)
+def buckets(hdr: str) -> tuple[Ints, Ints]:
+    """Ends of a histogram's buckets [ns], and how many packets took no longer; shapes (B,).
+
+    HdrHistogram V2, 3 significant digits, from 1 ns on. Its own decoder unfolds runs of empty
+    buckets, which are one number here: thousands of them.
+    """
+    packed = np.frombuffer(zlib.decompress(base64.b64decode(hdr)[8:]), np.uint8, offset=40)
+    # Numbers of seven bits a byte, the lowest first (ZigZag LEB128).
+    starts = np.flatnonzero(np.append(True, packed[:-1] < 128))
+    place = np.arange(packed.size) - np.repeat(starts, np.diff(starts, append=packed.size))
+    coded = np.add.reduceat((packed & 127).astype(np.int64) << 7 * place, starts)
+    numbers = (coded >> 1) ^ -(coded & 1)  # counts; below 0: so many empty buckets
+    index = np.cumsum(np.maximum(1, -numbers)) - 1
+    octave = np.maximum((index >> 10) - 1, 0)  # each has 1024 buckets
+    return ((index - (octave << 10) + 1) << octave) - 1, np.cumsum(np.maximum(numbers, 0))

@@ -33,6 +33,7 @@ from planewise.errors import (
     StorageError,
     first_fault,
 )
+from planewise.store.files import replace_file
 from planewise.store.models import FORMAT, KpiSample, Record, RunInfo, TrialRecord
 from planewise.store.recommendation import Recommendation
 
@@ -179,7 +180,7 @@ class RunWriter:
                 # Unbuffered: closing the file must not write what a full disk refused.
                 self._trials = (path / TRIALS_FILE).open("ab", buffering=0)
                 self._trials.truncate(end)
-                _write(path / RUN_FILE, _json(info))
+                replace_file(path / RUN_FILE, _json(info), synced=True)
         except BaseException:
             os.close(self._lock)
             raise
@@ -219,12 +220,12 @@ class RunWriter:
                 name = packets_file(trial.trial)
                 buffer = io.BytesIO()  # in memory first, so that a full disk is an OSError
                 packets.write_parquet(buffer, compression="zstd")
-                _write(self.path / name, buffer.getvalue())
+                replace_file(self.path / name, buffer.getvalue(), synced=True)
                 trial = trial.model_copy(update={"packets": name})
             if recording is not None and trial.alloc is not None:
                 name = f"{RECORDINGS_DIR}/{_file_stem(trial.trial)}.jsonl"
                 (self.path / RECORDINGS_DIR).mkdir(exist_ok=True)
-                _write(self.path / name, recording)
+                replace_file(self.path / name, recording, synced=True)
                 alloc = trial.alloc.model_copy(update={"recording": name})
                 trial = trial.model_copy(update={"alloc": alloc})
             start = os.fstat(self._trials.fileno()).st_size
@@ -249,12 +250,12 @@ class RunWriter:
         """Replaces run.json by `info` (status, end time)."""
         self.info = info
         with _disk_errors(self.path):
-            _write(self.path / RUN_FILE, _json(info))
+            replace_file(self.path / RUN_FILE, _json(info), synced=True)
 
     def recommend(self, recommendation: Recommendation) -> None:
         """Writes or replaces recommendation.json."""
         with _disk_errors(self.path):
-            _write(self.path / RECOMMENDATION_FILE, _json(recommendation))
+            replace_file(self.path / RECOMMENDATION_FILE, _json(recommendation), synced=True)
 
     def __enter__(self) -> Self:
         return self
@@ -266,26 +267,6 @@ class RunWriter:
 
 def _json(record: Record) -> bytes:
     return record.model_dump_json(indent=2).encode() + b"\n"
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Writes a file as a whole or not at all, synced with its name: a power cut must not keep only
-    the line that names it."""
-    new = file.with_name(f".{file.name}.new")
-    try:
-        with new.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        new.replace(file)
-        directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _is_whole(run: Path, packets: str | None) -> bool:

@@ -20,10 +20,9 @@ from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded
 from planewise.judge.headroom import headrooms
 from planewise.store.cells import Sending, sending_of
-from planewise.store.histogram import buckets
 from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
 from planewise.store.models import Figure, Latency, Level, RunInfo, TrialKind, TrialRecord
-from planewise.store.packets import RttMetric
+from planewise.store.packets import RttMetric, buckets
 from planewise.units import percent_text
 
 Unit = Literal["ns", "pps", "bps", "share"]
