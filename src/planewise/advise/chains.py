@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from planewise.judge.statistics.comparison import Family, compare_levels
 from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.judge.statistics.pairing import OVERALL
-from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.ranking import first_two
 from planewise.judge.statistics.sentences import bound_text, sentence
 from planewise.store.cells import level_words
 from planewise.store.models import ChainResult, Limit, RunInfo, TcpResult, TrialRecord
@@ -69,12 +69,11 @@ def _best_plane(
     """The best plane of a path or kind of guests (None where undecided), and that in words."""
     words = level_words("guest", stratum) if by == "guest" else stratum
     prefix = "" if stratum == OVERALL else f"{words}: "
-    values = best_first(family, stratum)
+    values, comparison = first_two(family, stratum)
     if len(values) == 1:
         return str(values[0].level), f"{prefix}only {values[0].level} was measured"
-    best, second = values[0], values[1]
-    comparison = family.find(best.level, second.level, stratum)
-    names = " and ".join(str(value.level) for value in values[:2])
+    best, second = values[:2]
+    names = f"{best.level} and {second.level}"
     if comparison is None:
         return None, f"{prefix}{names} were not measured under one condition"
     if comparison.outcome == "too few blocks":

@@ -10,16 +10,17 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from planewise.advise.chains import recommend_chains
-from planewise.advise.policies import recommend_policies
 from planewise.judge.bounded import opposite
 from planewise.judge.from_store import curves_from_trials
+from planewise.judge.policies import policy_families, switch_losses, switch_sentence
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, compare_levels
 from planewise.judge.statistics.flips import least_blocks
-from planewise.judge.statistics.metrics import Observed, RunSample, observe
+from planewise.judge.statistics.metrics import RunSample, observe
 from planewise.judge.statistics.pairing import IDLE, OVERALL
-from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.ranking import best_first, first_two
 from planewise.judge.statistics.sentences import bound_text, sentence
 from planewise.judge.verdict import judge
+from planewise.store.allocations import by_groups
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import keeps_levels, missed_levels
@@ -138,10 +139,14 @@ def _joined(by_sending: Mapping[Sending, Recommendation]) -> Recommendation:
 
 def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
     """The recommendation of trials that count, whose RTT trials were sent in one way."""
-    rankings = rankings_of(done, info)
+    families = _families(done, info)
+    rankings = _rankings(families)
     ranking = tuple(place for places in rankings.values() for place in places)
-    lossy = lossy_planes(done, info)
-    eligible = rankings_of([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
+    eligible, lossy = rankings, lossy_planes(done, info)
+    if lossy:
+        kept = [trial for trial in done if str(trial.cell["plane"]) not in lossy]
+        families = _families(kept, info)
+        eligible = _rankings(families)
     overall = [place for place in eligible["rtt_p50"] if place.load_type == ALL_LOADS]
     measured = {str(trial.cell["plane"]) for trial in done}
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info, measured))
@@ -156,8 +161,7 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
             reservations=reservations,
             ranking=ranking,
         )
-    few = _of_few_blocks([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
-    plane, headline = _choose(overall, eligible["forwarded"], lossy, few)
+    plane, headline = _choose(overall, eligible["forwarded"], lossy, families)
     shown_plane = plane or (overall or rankings["rtt_p50"])[0].plane
     reasons = _reasons(shown_plane, rankings)
     functions = [_FUNCTIONS[plane]] if plane is not None and plane in _FUNCTIONS else []
@@ -195,25 +199,36 @@ def rankings_of(trials: Iterable[TrialRecord], info: RunInfo) -> dict[str, list[
     `trials` that count and have a plane, their RTT trials at one rate of the probes; a metric that
     none of them has is an empty list.
     """
-    sample = RunSample("run", info, list(trials))
-    return {name: _rank(name, observe([sample], metric)) for name, metric in _METRICS.items()}
+    return _rankings(_families(list(trials), info))
 
 
-def _rank(name: str, observed: Observed) -> list[RankedPlane]:
+_Families = Mapping[str, tuple[Family, str]]
+"""The planes compared by the metric of each ranking, and a load type under which it was measured;
+without metrics that the trials lack."""
+
+
+def _families(trials: Sequence[TrialRecord], info: RunInfo) -> _Families:
+    sample = RunSample("run", info, trials)
+    families = {}
+    for name, metric in _METRICS.items():
+        observed = observe([sample], metric)
+        if observed.observations:
+            load = str(observed.observations[0].cell.get("load_type", "none"))
+            families[name] = compare_levels(observed, "plane", by="load_type"), load
+    return families
+
+
+def _rankings(families: _Families) -> dict[str, list[RankedPlane]]:
+    return {name: _rank(name, *families[name]) if name in families else [] for name in _METRICS}
+
+
+def _rank(name: str, family: Family, load_type: str) -> list[RankedPlane]:
     """The places of every plane, best first, for each load type and for all loads together."""
-    if not observed.observations:
-        return []
-    family = compare_levels(observed, "plane", by="load_type")
     loads = {
         "none" if stratum == IDLE else stratum: stratum
         for stratum in family.strata
         if stratum != OVERALL
-    }
-    if not loads:  # a single load: it is all loads, too
-        only = {
-            str(observation.cell.get("load_type", "none")) for observation in observed.observations
-        }
-        loads = {next(iter(only)): OVERALL}
+    } or {load_type: OVERALL}  # a single load: it is all loads, too
     named = [load for load in LOAD_WORDS if load in loads]
     order = dict.fromkeys((*named, *loads))
     return [
@@ -285,28 +300,15 @@ def _note(comparison: Comparison | None, best: str, value: LevelValue) -> str:
 # --- words --------------------------------------------------------------------------------------
 
 
-def _of_few_blocks(trials: Sequence[TrialRecord], info: RunInfo) -> str:
-    """What few blocks showed alike of the two fastest planes; empty where there are enough."""
-    observed = observe([RunSample("run", info, trials)], "rtt")
-    if not observed.observations:
-        return ""
-    family = compare_levels(observed, "plane", by="load_type")
-    best = [value.level for value in best_first(family, OVERALL)]
-    comparison = family.find(best[0], best[1]) if len(best) > 1 else None
-    if comparison is None or comparison.outcome != "too few blocks":
-        return ""
-    return sentence(comparison, family)
-
-
 def _choose(
     overall: Sequence[RankedPlane],
     forwarded: Sequence[RankedPlane],
     lossy: Mapping[str, float],
-    few: str,
+    families: _Families,
 ) -> tuple[str | None, str]:
     """The plane (None when nothing decides) and the answer in one sentence or two.
 
-    Both rankings are those of the planes that are not `lossy`.
+    Rankings and families are those of the planes that are not `lossy`.
     """
     lost = list_text([f"{plane} {percent_text(share)}" for plane, share in lossy.items()])
     if not overall:
@@ -340,8 +342,10 @@ def _choose(
             f"{list_text(tied)} are practically the same here: keep the one that you run, or "
             f"choose by features{left_out}."
         )
-    if few:
-        return None, few
+    family, _ = families["rtt_p50"]
+    _, comparison = first_two(family)
+    if comparison and comparison.outcome == "too few blocks":
+        return None, sentence(comparison, family)
     return None, (
         f"{list_text(tied)} are not distinguishable by this run{left_out}; more blocks may decide: "
         "`planewise run --resume RUN --blocks 4`."
@@ -481,3 +485,51 @@ def _not_tried(info: RunInfo, measured: Collection[str]) -> list[str]:
             "(`planewise doctor` says why)"
         )
     return words
+
+
+# --- policies of the allocator ------------------------------------------------------------------
+
+
+def recommend_policies(
+    trials: Sequence[TrialRecord], info: RunInfo, reservations: Sequence[str]
+) -> Recommendation:
+    """The recommendation of a run of the allocator, of trials that are done.
+
+    It names no plane: under a policy guests have different planes.
+    """
+    families = policy_families(trials, info)
+    missed = sum(not keeps_levels(trial) for trial in by_groups(trials))
+    reservation = f"{missed} times the rate of a group was not kept: those trials are ignored here"
+    all_reservations = (*reservations, *((reservation,) if missed else ()))
+    if any(trial.alloc is not None and trial.alloc.switch for trial in trials):
+        lost, sent = switch_losses(trials)
+        return Recommendation(
+            plane=None,
+            headline=f"One guest was given a VF and lost it again: of {sent} requests {lost} were "
+            "lost.",
+            reasons=(switch_sentence(trials),),
+            reservations=all_reservations,
+        )
+    if not families:
+        headline = "There is nothing to compare: one policy was measured, or no rate was kept."
+        return Recommendation(plane=None, headline=headline, reservations=all_reservations)
+    sentences = [_best_policy(family) for family in families]
+    return Recommendation(
+        plane=None,
+        headline=sentences[0],
+        reasons=tuple(sentences[1:]),
+        reservations=all_reservations,
+    )
+
+
+def _best_policy(family: Family) -> str:
+    """The best policy of a group against the next one, in a sentence."""
+    order, comparison = first_two(family)
+    if len(order) < 2:
+        return "One policy alone was measured."
+    furthest = family.find(order[0].level, order[-1].level)
+    if furthest and (comparison is None or comparison.outcome not in ("better", "worse")):
+        comparison = furthest
+    if comparison is None:
+        return "The policies were never measured together."
+    return sentence(comparison, family)

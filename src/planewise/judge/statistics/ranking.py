@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planewise.judge.statistics.comparison import MARGIN, Family, LevelValue, compare_levels
+from planewise.judge.statistics.comparison import (
+    MARGIN,
+    Comparison,
+    Family,
+    LevelValue,
+    compare_levels,
+)
 from planewise.judge.statistics.flips import ALPHA
 from planewise.judge.statistics.metrics import Observed
 from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL, stratum_of
@@ -108,6 +114,13 @@ def best_first(family: Family, stratum: str) -> list[LevelValue]:
         )
 
     return sorted((value for value in family.values if value.stratum == stratum), key=place)
+
+
+def first_two(family: Family, stratum: str = OVERALL) -> tuple[list[LevelValue], Comparison | None]:
+    """The levels, the best first, and how it compares with the second; None without a pair."""
+    values = best_first(family, stratum)
+    pair = [value.level for value in values[:2]]
+    return values, family.find(pair[0], pair[1], stratum) if len(pair) > 1 else None
 
 
 def _sentence(
