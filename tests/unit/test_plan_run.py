@@ -11,7 +11,7 @@ import pytest
 
 from planewise.commands.dry_run import as_json, print_schedule
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.judge.statistics.looks import least_blocks
+from planewise.judge.statistics.flips import least_blocks
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
