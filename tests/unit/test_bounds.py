@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planewise.advise.evidence import gather
 from planewise.advise.forecast import forecast
 from planewise.advise.model.capacity import ChainWorkload
-from planewise.advise.recommend import recommend
+from planewise.advise.recommend import rankings_of, recommend
 from planewise.advise.table import cells
 from planewise.advise.workload import Workload
 from planewise.judge.bounded import Bound
@@ -164,15 +164,15 @@ def shown_in_report(advice: Recommendation) -> list[tuple[str, Bound, str]]:
 def test_an_advice_takes_no_bound_for_a_measurement_that_decides(
     kinds: Kinds, lost: int, goal_ns: float
 ) -> None:
-    seen = gather("run", trials_of(kinds, lost), info_with_host())
-    for evidence in seen:
+    trials, info = trials_of(kinds, lost), info_with_host()
+    rates = rankings_of(trials, info)["forwarded"]
+    for evidence in gather("run", trials, info):
         workload = Workload(ChainWorkload("north-south", 1, 64), latency_ns=goal_ns)
         advised = forecast(None, [evidence], workload, evidence.plane)
         told = " ".join(statement.text for statement in advised.statements)
-        rate = evidence.forwarded
-        assert rate is not None
+        rate = next(p for p in rates if (p.plane, p.load_type) == (evidence.plane, "none"))
         assert (f"guests: {rate.bound} " in told) == (rate.bound != "exact")
-        tail = evidence.rtt_p99["none"]
+        (tail,) = evidence.tails
         assert (f"{tail.bound} " in cells(advised)[5]) == (tail.bound != "exact")
         if tail.bound == "exact":
             assert advised.meets_latency == (tail.value <= goal_ns)
