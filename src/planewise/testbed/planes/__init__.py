@@ -50,29 +50,6 @@ def planes_of(kind: GuestKind) -> tuple[str, ...]:
     return tuple(plane.name for plane in PLANES if kind in plane.guests)
 
 
-def plane_for(name: str, kind: GuestKind) -> Plane:
-    """The plane called `name`, for guests of this kind.
-
-    Raises:
-        BadInputError: there is no such plane.
-        UnsupportedError: there is, but not for these guests.
-    """
-    plane = _BY_NAME.get(name)
-    if plane is None:
-        close = get_close_matches(name, plane_names(), n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise BadInputError(
-            f"there is no plane called {name!r}", remedy=f"{hint}planes: {', '.join(plane_names())}"
-        )
-    if kind not in plane.guests:
-        raise UnsupportedError(
-            f"the plane {name} cannot attach {GUEST_WORDS[kind][0]}: {plane.refusal(kind)}",
-            remedy=plane.remedy
-            or f"planes of {GUEST_WORDS[kind][1]}: {', '.join(planes_of(kind))}",
-        )
-    return plane
-
-
 def refusal(name: str, kind: GuestKind, *, local: bool) -> str:
     """Why no hosts can have guests of this kind on a plane, as a sentence; empty where some can.
 
@@ -82,7 +59,8 @@ def refusal(name: str, kind: GuestKind, *, local: bool) -> str:
         return f"there is no plane called {name!r} (planes: {', '.join(plane_names())})"
     plane = _BY_NAME[name]
     if kind not in plane.guests:
-        return f"the plane {name} cannot attach {GUEST_WORDS[kind][1]}: {plane.refusal(kind)}"
+        own = ", ".join(GUEST_WORDS[own][1] for own in plane.guests)
+        return f"the plane {name} cannot attach {GUEST_WORDS[kind][1]}, only {own}"
     if reason := plane.chains_only.get(kind):
         return f"the plane {name} has {GUEST_WORDS[kind][1]} in chains alone: {reason}"
     if local and plane.local_refusal:
@@ -96,7 +74,27 @@ def plane(name: str) -> Plane:
     Raises:
         BadInputError: there is no such plane.
     """
-    return _BY_NAME[name] if name in _BY_NAME else plane_for(name, "namespace")
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    close = get_close_matches(name, plane_names(), n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise BadInputError(
+        f"there is no plane called {name!r}", remedy=f"{hint}planes: {', '.join(plane_names())}"
+    )
+
+
+def plane_for(name: str, kind: GuestKind) -> Plane:
+    """The plane called `name`, for guests of this kind.
+
+    Raises:
+        BadInputError: there is no such plane.
+        UnsupportedError: there is, but not for these guests.
+    """
+    found = plane(name)
+    if reason := refusal(name, kind, local=False):
+        others = f"planes of {GUEST_WORDS[kind][1]}: {', '.join(planes_of(kind))}"
+        raise UnsupportedError(reason, remedy=found.remedy or others)
+    return found
 
 
 def switch_named(name: str) -> Switch | None:

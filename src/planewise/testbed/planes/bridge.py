@@ -51,7 +51,6 @@ class BridgePlane(Plane):
 
     name = "bridge"
     guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
-    for_vms = "virtio-bridge is the same path for virtual machines"
     functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}
     rank = 20
     switch: ClassVar[Switch] = LinuxBridge()

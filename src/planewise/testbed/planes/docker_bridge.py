@@ -48,8 +48,6 @@ class DockerBridgePlane(Plane):
     rank = 50
     switch = DockerNetwork()
     container_network = True
-    only = "it attaches a Docker container"
-    for_vms = ""
     needs = ("docker",)
     remedy = "install docker.io; bridge is the same path for namespaces"
 

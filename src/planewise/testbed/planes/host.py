@@ -22,8 +22,6 @@ class HostPlane(Plane):
 
     name = "host"
     guests = ("namespace",)
-    only = "it is the host itself"
-    for_vms = ""
     rank = 5
     is_host = True
     quick = False

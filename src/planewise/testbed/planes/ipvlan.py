@@ -14,7 +14,6 @@ class IpvlanPlane(Plane):
 
     name = "ipvlan"
     guests = ("namespace", "container")
-    for_vms = "libvirt opens no ipvtap for a virtual machine"
     rank = 40
     on_uplink = True
 

@@ -12,7 +12,6 @@ class MacvlanPlane(Plane):
 
     name = "macvlan"
     guests = ("namespace", "container")
-    for_vms = "macvtap-bridge is the same path for virtual machines"
     rank = 30
     on_uplink = True
 

@@ -14,7 +14,6 @@ class MacvtapBridgePlane(VmPlane):
     rank = 72
     remedy = f"{VM_REMEDY}; macvlan is the same path for namespaces"
     on_uplink = True
-    only = "it ends in a tap that a virtual machine opens"
     model = "virtio"
     device = "macvtap"
     differences = ("frames go from the NIC to the macvtap by MAC address, past any bridge",)

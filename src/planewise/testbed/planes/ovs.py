@@ -132,7 +132,6 @@ class OvsPlane(BridgePlane):
 
     name = "ovs"
     guests = ("namespace", "container", "process")
-    for_vms = "virtio-ovs is the same path for virtual machines"
     functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}
     rank = 25
     switch = OpenVswitchBridge()

@@ -31,7 +31,6 @@ class PastaPlane(VethPlane):
     rank = 17
     quick = False
     outward_only = True
-    for_vms = "virtual machines have no rootless network on a testbed"
     package: ClassVar[str] = "passt"
     remedy = "apt-get install passt"
 

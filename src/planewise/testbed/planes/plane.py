@@ -140,10 +140,6 @@ class Plane:
     most_mtu_bytes: ClassVar[int | None] = None
     """The largest MTU that it can have; None: the kernel's."""
     needs: ClassVar[tuple[Need, ...]] = ()
-    only: ClassVar[str] = "its interface is in a network namespace"
-    """Why guests of other kinds cannot have it, as the end of a sentence."""
-    for_vms: ClassVar[str] = "virtual machines have none like it"
-    """Their plane of the same path, where it attaches no virtual machine itself."""
     remedy: ClassVar[str] = ""
     """What to do where the host lacks something."""
     quick: ClassVar[bool] = True
@@ -152,12 +148,6 @@ class Plane:
     """Metrics that do not exist for this plane, with the reason."""
     preparation: ClassVar[str] = ""
     """Name of what `prepare` makes, which planes share; empty: the plane's own."""
-
-    def refusal(self, kind: GuestKind) -> str:
-        """Why guests of this kind cannot have it, as the end of a sentence. Pure."""
-        if kind in self.guests:
-            return ""
-        return f"{self.only}; {self.for_vms}" if self.for_vms else self.only
 
     def function_refusal(self, kind: GuestKind, forwarder: Forwarder | Literal[""]) -> str:
         """Why no function of a chain can be of this kind and forwarder, as a sentence. Pure."""

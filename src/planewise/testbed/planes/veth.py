@@ -22,7 +22,6 @@ class VethPlane(Plane):
 
     name = "veth"
     guests = ("namespace", "container")
-    for_vms = "virtio-routed is the same path for virtual machines"
     rank = 10
     preparation = "routing"
 

@@ -20,7 +20,6 @@ class VfPlane(Plane):
 
     name = "vf"
     guests = ("namespace", "container", "process")
-    for_vms = "virtual machines have vf-passthrough and macvtap-vf"
     functions: ClassVar = {"process": ("kernel", "testpmd", "xdp"), "container": ("kernel", "xdp")}
     rank = 60
     vfs = 1

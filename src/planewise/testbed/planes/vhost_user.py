@@ -137,7 +137,6 @@ class VhostUserPlane(VmPlane):
     remedy = "install openvswitch-switch-dpdk and dpdk-dev; planewise takes huge pages by itself"
     model = "virtio"
     device = ""
-    only = "it shares memory with a program, and has no interface"
     differences = (
         "a thread of the switch serves the NIC, in memory that it shares with the guest, and polls",
         "the host has no interface of the guest, so that its frames are first seen at the NIC",

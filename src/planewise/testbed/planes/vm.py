@@ -31,8 +31,6 @@ class VmPlane(Plane):
     guests: ClassVar[tuple[GuestKind, ...]] = ("vm",)
     needs: ClassVar[tuple[Need, ...]] = ("vm",)
     remedy = VM_REMEDY
-    only = "it attaches a virtual machine"
-    for_vms = ""
     model: ClassVar[Literal["e1000", "virtio"] | None]
     """The NIC that QEMU emulates; None: none, a function is passed through."""
     device: ClassVar[Literal["tap", "macvtap", ""]]
