@@ -324,9 +324,10 @@ def test_a_run_measures_what_its_verdicts_need_and_no_more_once_they_are_decided
     assert progress.total < 60  # told anew, without the time that nobody needs
 
 
-def test_without_time_left_a_run_measures_its_schedule(tmp_path: Path) -> None:
-    trials, schedule, _ = measured_until_verdict(tmp_path / "run", FakeStations(), 0.01)
-    assert len(trials) <= schedule.trials
+def test_without_time_left_a_visit_has_two_trials_beyond_the_schedule(tmp_path: Path) -> None:
+    trials, schedule, _ = measured_until_verdict(tmp_path / "run", FakeStations(), 0)
+    assert {trial.block for trial in trials} == {0}
+    assert len(trials) == schedule.trials / 4 + 2 * 2
 
 
 def test_a_plane_that_loses_nothing_takes_no_trials_from_the_others(tmp_path: Path) -> None:

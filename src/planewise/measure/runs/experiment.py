@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,10 @@ no trial succeeded, the testbed is what is broken, and the run stops."""
 
 _MOST_WARNINGS = 3
 """Trials off their level that are warned of while the run goes on."""
+
+
+_LEAST_FURTHER = 2
+"""Trials for verdicts in a visit, however little time there is: two loads alone decide nothing."""
 
 
 class Progress(Protocol):
@@ -291,9 +296,11 @@ class _Runner:
         spare_s = self.budget_s - began_s - (self.estimate_s - self.worked_s) * self.slowness
         visits = max(1, len(open_cells)) * (self.schedule.blocks - visit.block)
         end_s = began_s + spare_s / visits
-        while not self.pauses.requested:
+        for number in count():
             trial = self.verdicts.next_trial(visit.cell, visit.block)
-            if trial is None or self.spent_s + trial_s(trial, self.pace) > end_s:
+            if trial is None or self.pauses.requested:
+                break
+            if number >= _LEAST_FURTHER and self.spent_s + trial_s(trial, self.pace) > end_s:
                 break
             mark = self.pauses.mark()
             measured = self._trial(visit, trial, station)
