@@ -248,7 +248,7 @@ class Client:
             ) from error
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
             raise PlanewiseError(
-                f"planewised does not run: nobody listens at {self.socket}",
+                f"planewised is not running: nothing listens at {self.socket}",
                 remedy="start it (systemctl start planewised), or name its socket with --socket",
             ) from error
         except PermissionError as error:
