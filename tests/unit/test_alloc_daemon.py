@@ -219,7 +219,9 @@ def test_what_cannot_be_done_is_one_sentence(daemon: Daemon, tmp_path: Path) -> 
     assert "no policy 'best'" in refused("policy", "best").what
     assert refused("unmark", "busy").exit_code in (1, 2)
     nowhere = tmp_path / "none.sock"
-    assert refused("status", at=nowhere).what.startswith("planewised is not running: nothing listens")
+    assert refused("status", at=nowhere).what.startswith(
+        "planewised is not running: nothing listens"
+    )
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(nowhere))
     assert "planewised does not run" in refused("plan", at=nowhere).what

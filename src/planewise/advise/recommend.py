@@ -416,7 +416,7 @@ def _verdicts(trials: Sequence[TrialRecord], first: str) -> list[str]:
         name = f"{cell.get('plane')} {LOAD_WORDS.get(load, load)}"
         curves.setdefault(verdict.verdict, []).append((name, verdict.reason))
     sentences = [
-        f"a single throughput figure misrepresents {name} (BAD: {reason})"
+        f"a single throughput figure misrepresents {name}: {reason.partition(': one number')[0]}"
         for name, reason in curves["BAD"]
     ]
     if unclear := curves["UNDECIDED"]:

@@ -168,7 +168,7 @@ def _print_recommendation(path: Path, json_: bool) -> None:
         )
         return
     print_recommendation(recommendation)
-    print("For a workload that is planned: planewise advise --pattern north-south (--help: more)")
+    print("For a planned workload: planewise advise --pattern north-south (see --help)")
 
 
 def _show(host: Profile | None, json_: bool) -> None:

@@ -269,8 +269,8 @@ def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
         failed = sum(trial.status == "failed" for trial in sample.trials)
         prefix, of = f"{sample.label}: " if len(samples) > 1 else "", len(sample.trials)
         own = {
-            f"{failed} of {of} trials failed and are left out": failed,
-            f"{missed} of {of} trials missed their target by more than 1 % and are left out: "
+            f"left out: {failed} of {of} trials, which failed": failed,
+            f"left out: {missed} of {of} trials, which missed their target by more than 1 %; "
             "`planewise report` shows what they achieved": missed,
             f"the run is {sample.info.status}: more trials may follow": sample.info.status
             in ("running", "interrupted", "failed"),

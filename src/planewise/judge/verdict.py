@@ -289,7 +289,7 @@ def _loads_left_out(measured: Curve, tested: Curve) -> tuple[Caution, ...]:
     return (
         Caution(
             "loads-left-out",
-            f"{len(left_out)} of {len(measured.points)} loads are ignored, the lowest "
+            f"loads left out: {len(left_out)} of {len(measured.points)}, the lowest "
             f"{rate_text(min(left_out))}: the generator, the sink or the clock limited every run "
             "there",
             {"loads": len(left_out), "lowest_pps": min(left_out), "highest_pps": max(left_out)},

@@ -401,11 +401,9 @@ class _Grid:
             for level, other in ((a, b), (b, a)):
                 there = self._there[level]
                 if only := int((there & ~self._there[other]).sum()):
-                    alone.append(
-                        f"{only} of {there.sum()} replicates of {level} have no partner of {other}"
-                    )
+                    alone.append(f"{only} of {there.sum()} of {level} against {other}")
         if alone:
-            yield f"left out of these comparisons, in their block: {'; '.join(alone)}"
+            yield f"replicates left out, as their block has no counterpart: {'; '.join(alone)}"
 
 
 def _means(ends: Floats, at: Mask) -> Floats:

@@ -133,10 +133,10 @@ def _sentence(
             for change in changes
         )
         return f"By {family.metric.title} the ranking changes with load: {words}."
-    undecided = "" if decided == of else f" ({of - decided} of {of} comparisons are undecided)"
+    undecided = "" if decided == of else f" ({of - decided} of {of} comparisons undecided)"
     return (
-        f"By {family.metric.title} no change of the ranking with load was found among {loads} "
-        f"loads{undecided}."
+        f"No change of the ranking by {family.metric.title} was found among {loads} loads"
+        f"{undecided}."
     )
 
 
