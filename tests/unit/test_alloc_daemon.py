@@ -224,7 +224,7 @@ def test_what_cannot_be_done_is_one_sentence(daemon: Daemon, tmp_path: Path) -> 
     )
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(nowhere))
-    assert "planewised does not run" in refused("plan", at=nowhere).what
+    assert "planewised is not running" in refused("plan", at=nowhere).what
     assert "connection to" in refused("status", at=tmp_path / ("x" * 200)).what
     with socket.socket(socket.AF_UNIX) as foreign:
         foreign.bind(str(tmp_path / "foreign"))
@@ -392,7 +392,7 @@ def test_the_socket_comes_and_goes_with_the_daemon(tmp_path: Path) -> None:
         daemon.process.kill()
         daemon.process.wait()
         assert daemon.socket.exists()
-        with pytest.raises(PlanewiseError, match="does not run"):
+        with pytest.raises(PlanewiseError, match="is not running"):
             daemon.client.status()
         again = Daemon(tmp_path)
         again.until(lambda: len(again.holders()) == 2)
