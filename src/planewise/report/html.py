@@ -132,17 +132,17 @@ def write_tables(run: RunReader, folder: Path) -> list[Path]:
     there is nothing to compare. PlanewiseError when a file cannot be written.
     """
     data = RunData(run)
-    comparisons = compared.compare(data)
-    if not comparisons:
+    families = [family for family, _ in compared.compare(data)]
+    if not families:
         return []
     files = []
     for name, caption, content in (
-        ("comparisons", "Planes compared pair by pair", compared.table(comparisons)),
-        ("values", "Typical values by plane", compared.values(comparisons)),
+        ("comparisons", "Planes compared pair by pair", compared.table(families)),
+        ("values", "Typical values by plane", compared.values(families)),
         (
             "correlations",
             "Rank correlation of planes",
-            compared.kendall_table(comparisons, data.planes),
+            compared.kendall_table(families, data.planes),
         ),
     ):
         if data.virtual:

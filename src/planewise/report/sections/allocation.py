@@ -19,7 +19,7 @@ from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
 from planewise.report.rtt_cell import RttCell, summarise
-from planewise.report.sections.compared import Compared, comparison_figure
+from planewise.report.sections.compared import comparison_figure
 from planewise.report.sections.rtt import box_figure
 from planewise.report.vega import Row, Span
 from planewise.store.allocations import DOWNLOAD_METRIC, by_groups, members
@@ -91,7 +91,7 @@ def sections(data: RunData) -> Iterator[Section]:
 def _compared(data: RunData, metric: str, name: Callable[[str], str]) -> Iterator[Figure]:
     """The policies compared by a metric, group by group; `name` makes a figure's of its title."""
     for family in policy_families(data.trials, data.info, metric):
-        yield comparison_figure(Compared(family), name=name(family.metric.title))
+        yield comparison_figure(family, name(family.metric.title))
 
 
 def _policies(data: RunData, by_policy: Results) -> Section:

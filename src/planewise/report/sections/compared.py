@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planewise.judge import policies
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, compare_levels
-from planewise.judge.statistics.kendall import KendallBar, TauB
+from planewise.judge.statistics.kendall import KendallBar
 from planewise.judge.statistics.metrics import by_sending, figures_in
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first, check_ranking
@@ -54,19 +53,15 @@ _STRATA = {
 _COMPARED = {FACTOR: "Planes", policies.FACTOR: "Policies"}
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The levels of a factor compared by one metric."""
-
-    family: Family
-    ranking: str = ""
-    """A sentence on whether the ranking changes with load; empty with one load."""
+Compared = tuple[Family, str]
+"""The levels of a factor compared by one metric, and a sentence on whether the ranking changes with
+load; empty with one load."""
 
 
 def compare(data: RunData) -> list[Compared]:
     """Comparisons of planes by every metric that at least two of them have."""
     hosts = sorted({host for trial in data.done for host in trial.cpu})
-    result = []
+    result: list[Compared] = []
     for name in (*_METRICS, *sorted(figures_in([data.sample])), *(f"cpu:{host}" for host in hosts)):
         for observed in by_sending(data.observed(name), FACTOR):
             if len({one.cell[FACTOR] for one in observed.observations if FACTOR in one.cell}) < 2:
@@ -74,7 +69,7 @@ def compare(data: RunData) -> list[Compared]:
             family = compare_levels(observed, FACTOR)
             if family.comparisons:
                 check = check_ranking(observed, FACTOR) if name == "rtt" else None
-                result.append(Compared(family, check.sentence if check is not None else ""))
+                result.append((family, check.sentence if check is not None else ""))
     return result
 
 
@@ -82,21 +77,21 @@ def sections(compared: Sequence[Compared]) -> Iterator[Section]:
     """Planes compared pair by pair; the first metric is open."""
     if not compared:
         return
-    first = {item.family.metric.name: item for item in reversed(compared)}
-    figures: list[Figure] = []
-    for item in compared:
-        metric = item.family.metric
-        sending, stem = metric.sending, ""
-        if sending is not None and item is not first[metric.name]:
-            stem = f"-{sending.frequency_pps:g}pps-{sending.pattern}-{sending.application}"
-        figures.append(comparison_figure(item, name=slug(f"compared-{metric.name}{stem}")))
+    figures: dict[str, Figure] = {}
+    for family, ranking in compared:
+        metric, sending = family.metric, family.metric.sending
+        name = slug(f"compared-{metric.name}")
+        if sending is not None and name in figures:
+            way = f"{sending.frequency_pps:g}pps-{sending.pattern}-{sending.application}"
+            name = slug(f"{name}-{way}")
+        figures[name] = comparison_figure(family, name, ranking)
     yield Section(
         "compared",
         "Significant differences",
         "Planes compared pair by pair within blocks, by replicates. “Better” and "
         "“worse” hold after correction for all comparisons of a metric; “practically the same” "
         "means that the difference is within the margin.",
-        tuple(figures),
+        tuple(figures.values()),
     )
 
 
@@ -110,10 +105,11 @@ def statistics(compared: Sequence[Compared], data: RunData) -> Iterator[Section]
         )
         for item in data.curves[: load.MOST_CURVES]
     ]
-    if compared:
+    families = [family for family, _ in compared]
+    if families:
         tables = [
-            ("Every comparison (Hodges–Lehmann estimates)", table(compared)),
-            ("Typical values", values(compared)),
+            ("Every comparison (Hodges–Lehmann estimates)", table(families)),
+            ("Typical values", values(families)),
             *tables,
         ]
     if tables:
@@ -122,14 +118,13 @@ def statistics(compared: Sequence[Compared], data: RunData) -> Iterator[Section]
             "Statistics",
             "For those who check the statements above. PLR: packet loss ratio; DR: delivery ratio; "
             "TIR: throughput increase ratio between neighbouring loads.",
-            tuple(kendall_figures(compared, data)),
+            tuple(kendall_figures(families, data)),
             tuple(tables),
         )
 
 
-def comparison_figure(compared: Compared, *, name: str) -> Figure:
+def comparison_figure(family: Family, name: str, ranking: str = "") -> Figure:
     """A line a pair, a panel a stratum."""
-    family = compared.family
     drawn = _drawn(family)
     is_ratio = family.scale == "ratio"
     margin = family.comparisons[0].margin
@@ -172,7 +167,7 @@ def comparison_figure(compared: Compared, *, name: str) -> Figure:
         f"band: up to {said} apart is practically the same. The outcome holds for all comparisons "
         "of this metric together."
         + (f" {dropped} more comparisons are under Statistics." if dropped else "")
-        + (f" {compared.ranking}" if compared.ranking else ""),
+        + (f" {ranking}" if ranking else ""),
         tuple(
             charts.intervals(
                 stratum_words(stratum),
@@ -184,8 +179,8 @@ def comparison_figure(compared: Compared, *, name: str) -> Figure:
             )
             for stratum, pairs in drawn
         ),
-        table([compared]),
-        lead=summary(compared),
+        table([family]),
+        lead=summary(family),
         notes=tuple(family.notes[:6]),
     )
 
@@ -225,9 +220,8 @@ def interval_text(pair: Comparison, family: Family) -> str:
     return theme.interval(low, high)
 
 
-def summary(compared: Compared) -> str:
+def summary(family: Family) -> str:
     """The outcomes over all conditions, pair by pair, in one sentence."""
-    family = compared.family
     better: dict[str, list[str]] = {}
     others: dict[str, list[str]] = {}
     for pair in family.comparisons:
@@ -282,10 +276,10 @@ _STEPS = (
 """Ratios that an axis names, by how far it reaches from 1."""
 
 
-def table(all_compared: Iterable[Compared]) -> Table:
+def table(families: Iterable[Family]) -> Table:
     """Every comparison: one row a metric, stratum and pair."""
     rows: list[tuple[Entry, ...]] = []
-    for family in (compared.family for compared in all_compared):
+    for family in families:
         for pair in family.comparisons:
             change = bound_text(pair.bound, change_text(pair.change, pair, family.metric))
             is_finite = math.isfinite(pair.low) and math.isfinite(pair.high)
@@ -313,7 +307,7 @@ def table(all_compared: Iterable[Compared]) -> Table:
     return Table((*names, "Rank-biserial", "p (family)", "Blocks"), tuple(rows))
 
 
-def values(all_compared: Sequence[Compared]) -> Table:
+def values(families: Sequence[Family]) -> Table:
     """The typical value of each plane by metric and stratum, with its interval over blocks."""
 
     def interval(family: Family, value: LevelValue) -> Entry:
@@ -323,7 +317,7 @@ def values(all_compared: Sequence[Compared]) -> Table:
         return theme.interval(value_text(value.low, unit), value_text(value.high, unit))
 
     return Table.of(
-        [(compared.family, value) for compared in all_compared for value in compared.family.values],
+        [(family, value) for family in families for value in family.values],
         {
             "Metric": lambda row: row[0].metric.title,
             "Where": lambda row: stratum_words(row[1].stratum),
@@ -337,14 +331,14 @@ def values(all_compared: Sequence[Compared]) -> Table:
     )
 
 
-def kendall_figures(all_compared: Sequence[Compared], data: RunData) -> Iterator[Figure]:
+def kendall_figures(families: Sequence[Family], data: RunData) -> Iterator[Figure]:
     """Bars from −1 to 1: a panel a metric and stratum, as publications K and D draw them."""
     shown = [
-        (compared.family.metric.title, stratum, bars)
-        for compared in all_compared
-        if compared.family.metric.name == "rtt" or compared.family.metric.name.startswith("cpu:")
-        for stratum in compared.family.strata
-        if (bars := [bar for bar in _bars(compared.family, data) if bar.stratum == stratum])
+        (family.metric.title, stratum, bars)
+        for family in families
+        if family.metric.name == "rtt" or family.metric.name.startswith("cpu:")
+        for stratum in family.strata
+        if (bars := [bar for bar in _bars(family, data) if bar.stratum == stratum])
     ]
     if not shown:
         return
@@ -380,7 +374,7 @@ def kendall_figures(all_compared: Sequence[Compared], data: RunData) -> Iterator
             )
             for title, stratum, bars in shown
         ),
-        kendall_table(all_compared, data.planes),
+        kendall_table(families, data.planes),
         lead=lead,
     )
 
@@ -409,35 +403,17 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def kendall_table(all_compared: Sequence[Compared], planes: Sequence[str]) -> Table:
+def kendall_table(families: Sequence[Family], planes: Sequence[str]) -> Table:
     """Every correlation with its interval."""
-    bars = [
-        (compared.family.metric.title, bar)
-        for compared in all_compared
-        for bar in compared.family.kendall
-        if str(bar.level) in planes
-    ]
-
-    def known(of: Callable[[TauB], Entry], otherwise: Entry) -> Callable[[Bar], Entry]:
-        return lambda row: otherwise if (tau := row[1].correlation) is None else of(tau)
-
-    return Table.of(
-        bars,
-        {
-            "Metric": lambda row: row[0],
-            "Where": lambda row: stratum_words(row[1].stratum),
-            "Plane": lambda row: str(row[1].level),
-            "τ-b": known(
-                lambda tau: PrintedNumber(_signed(tau.tau), tau.tau),
-                Missing("nothing to compare with"),
-            ),
-            "95 % interval": known(
-                lambda tau: theme.interval(_signed(tau.low), _signed(tau.high)), "—"
-            ),
-            "Replicates": known(lambda tau: PrintedNumber.plain(tau.n), "—"),
-        },
-    )
-
-
-Bar = tuple[str, KendallBar]
-"""A correlation, with the title of its metric."""
+    rows: list[tuple[Entry, ...]] = []
+    for family in families:
+        for bar in family.kendall:
+            known: tuple[Entry, ...] = (Missing("nothing to compare with"), "—", "—")
+            if (tau := bar.correlation) is not None:
+                ends = theme.interval(_signed(tau.low), _signed(tau.high))
+                number = PrintedNumber(_signed(tau.tau), tau.tau)
+                known = (number, ends, PrintedNumber.plain(tau.n))
+            if str(bar.level) in planes:
+                title, where = family.metric.title, stratum_words(bar.stratum)
+                rows.append((title, where, str(bar.level), *known))
+    return Table(("Metric", "Where", "Plane", "τ-b", "95 % interval", "Replicates"), tuple(rows))
