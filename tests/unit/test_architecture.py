@@ -178,7 +178,7 @@ REPOSITORY = CRATES.parent
 
 MOST_LINES = {
     "src/planewise/testbed": 15_100,  # goal: 11,000
-    "src/planewise/measure": 9_550,  # goal: 7,500
+    "src/planewise/measure": 9_400,  # goal: 7,500
     "src/planewise/report": 5_200,  # goal: 4,800
     "src/planewise/judge": 6_150,  # goal: 4,000
     "src/planewise/commands": 4_700,  # goal: 3,800

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from planewise.measure.search.counts import (
     Outcome,
-    between,
     bound,
     confidence_of,
     lacking,
@@ -94,26 +93,3 @@ def test_what_a_bound_lacks_agrees_with_the_bound(trials):
         claimed = bound(outcomes, side, 6)
         if claimed is not None:
             assert lacking(outcomes, [claimed], side, 6)[0] <= 0
-
-
-def test_half_of_all_trials_pass_between_the_last_that_mostly_pass_and_the_first_that_mostly_fail():
-    steady = [Outcome(at, at < 0.35, 0) for at in (0.1, 0.2, 0.3, 0.4, 0.5)]
-    assert between(steady) == (0.3, 0.4)
-    # One fail far below is a chance; five of six are not.
-    assert between([*steady, Outcome(0.1, False, 0)] + [Outcome(0.1, True, 0)] * 5) == (0.3, 0.4)
-    low, high = between([*steady, *[Outcome(0.2, False, 0)] * 5])
-    assert low <= 0.1
-    assert high == 0.2
-    assert between([Outcome(0.1, True, 1)]) == (0.1, math.inf)
-
-
-def test_where_half_of_all_trials_pass_is_found_whatever_law_their_chance_follows():
-    rng = np.random.default_rng(5)
-    errors = []
-    for _ in range(40):
-        # Most trials fail from 1 on, and one in three already does far below.
-        places = rng.uniform(0, 2, 120)
-        passed = rng.random(120) < np.where(places < 1, 0.67, 0.1)
-        low, high = between([Outcome(*one, 0) for one in zip(places, passed, strict=True)])
-        errors.append(abs(min(max(1.0, low), high) - 1))
-    assert np.median(errors) < 0.02

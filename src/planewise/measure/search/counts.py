@@ -20,7 +20,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import xlog1py, xlogy
 
 Floats = NDArray[np.float64]
 Side = Literal[-1, 0, 1]
@@ -49,8 +48,6 @@ class Outcome:
     """ln(load as sent / reference)."""
     passed: bool
     side: Side
-    excess: float = 0.0
-    """−ln(1 − loss)."""
     meant: float = -math.inf
     """ln(load that was asked for / reference)."""
 
@@ -58,42 +55,6 @@ class Outcome:
     def right(self) -> bool:
         """Whether it came out as its side needs."""
         return self.passed == (self.side > 0)
-
-
-def between(outcomes: Sequence[Outcome], drop: float = 0.5) -> tuple[float, float]:
-    """Loads between which half of all trials pass, as far as their outcomes alone show.
-
-    The chance of a pass falls with the load in any way: isotonic regression on either side of each
-    cut between loads. Cuts count whose log-likelihood is at most `drop` below the highest. Ends are
-    infinite where no trial bounds them.
-    """
-    loads, at = np.unique([outcome.at for outcome in outcomes], return_inverse=True)
-    count = np.bincount(at)
-    passed = np.bincount(at, [outcome.passed for outcome in outcomes])
-    below = _fits(passed.tolist(), count.tolist())
-    above = _fits((count - passed)[::-1].tolist(), count[::-1].tolist())
-    values = np.add(below, above[::-1])
-    likely = np.flatnonzero(values >= values.max() - drop)
-    ends = np.concatenate([[-np.inf], loads, [np.inf]])
-    return float(ends[likely[0]]), float(ends[likely[-1] + 1])
-
-
-def _fits(right: Sequence[float], count: Sequence[float]) -> list[float]:
-    """Log-likelihood of the first 0, 1, … loads, their shares falling, and at least 1/2.
-
-    By pooling adjacent violators: a pool is its right trials, all its trials, and the
-    log-likelihood up to its end.
-    """
-    pools, found = [(0.0, 0.0, 0.0)], [0.0]
-    for some, of in zip(right, count, strict=True):
-        while len(pools) > 1 and pools[-1][0] * of <= some * pools[-1][1]:
-            some, of = some + pools[-1][0], of + pools[-1][1]
-            pools.pop()
-        share = max(some / of, 0.5)
-        fit = float(xlogy(some, share) + xlog1py(of - some, -share))
-        pools.append((some, of, pools[-1][2] + fit))
-        found.append(pools[-1][2])
-    return found
 
 
 def lacking(outcomes: Sequence[Outcome], at: ArrayLike, side: Side, lead: int) -> Floats:

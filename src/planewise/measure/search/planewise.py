@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planewise.measure.search.counts import Side, confidence_of, lead_for
+from planewise.measure.search.counts import confidence_of, lead_for
 from planewise.measure.search.edge import Edge, Wish
 from planewise.measure.search.goals import (
     Goal,
@@ -95,11 +95,9 @@ class _Search:
             # other.
             weights = [max(wish.trials, 1.0) for _, wish in wanted]
             chosen, wish = self.random.choices(wanted, weights)[0]
-            chosen.spent += 1
-            chosen.explored += wish.side == 0
-            chosen.halved += chosen.is_settled
-            sides: list[Side] = [
-                wish.side if edge is chosen else 0 if edge.is_settled else edge.side_at(wish.at)
+            chosen.grant(wish)
+            sides = [
+                wish.side if edge is chosen else edge.side_at(wish.at)
                 for edge in self.edges.values()
             ]
             trial = self._final(math.exp(wish.at) * self.reference_pps)
@@ -247,15 +245,9 @@ class _Search:
         )
         high = math.log(min(self.session.max_load_pps, self.ceiling_pps) / self.reference_pps)
         for goal in self.goals:
-            edge = self.edges[goal] = Edge(
-                goal,
-                guess,
-                low,
-                high,
-                packets=self.reference_pps * _FINAL_S,
-                half_width=self.wanted.precision,
-                confidence=self.wanted.confidence,
-            )
+            near = guess + goal.loss_exponent
+            lead = lead_for(self.wanted.confidence)
+            edge = self.edges[goal] = Edge(goal, near, low, high, self.wanted.precision, lead)
             for trial in self.session.trials:
                 # A short trial that lost something far below would have missed NDR, too.
                 short = (
