@@ -14,14 +14,26 @@ from typer.testing import CliRunner, Result
 from planewise import cli
 
 PLANEWISE = (sys.executable, "-m", "planewise")
+_UNREPORTED = """
+from planewise import cli
+from planewise.report import html
+html.write = lambda *_: None
+cli.main()
+"""
+UNREPORTED = (sys.executable, "-c", _UNREPORTED)
+"""The command line without reports: each takes seconds, and few tests of runs look at one."""
 
 
 def planewise(
-    *arguments: str | Path, before: Sequence[str] = (), timeout_s: float = 400, **environment: str
+    *arguments: str | Path,
+    before: Sequence[str] = (),
+    timeout_s: float = 400,
+    report: bool = True,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end, by the program `before` if one is named."""
     return subprocess.run(
-        [*before, *PLANEWISE, *map(str, arguments)],
+        [*before, *(PLANEWISE if report else UNREPORTED), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout_s,

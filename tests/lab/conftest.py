@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -21,8 +20,7 @@ from planewise import lab
 from planewise.boot import qemu
 from planewise.errors import UnsupportedError
 from planewise.testbed.hosts.remote import LabHost
-
-PLANEWISE = (sys.executable, "-m", "planewise")
+from tests.command import PLANEWISE, UNREPORTED
 
 LAB = lab.LabSpec("t", pfs=2, memory_mib=1024, cpus=1)
 """An emulated host has one thread for all its CPUs: a second one only costs."""
@@ -135,10 +133,10 @@ def planewise(state_directory: Path) -> Run:
     """Runs the command line."""
 
     def run(
-        *argv: str, stdin: str = "", timeout_s: float = 120
+        *argv: str, stdin: str = "", timeout_s: float = 120, report: bool = True
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*PLANEWISE, *argv],
+            [*(PLANEWISE if report else UNREPORTED), *argv],
             input=stdin,
             capture_output=True,
             text=True,

@@ -18,8 +18,9 @@ import pytest
 
 from planewise import lab
 from planewise.testbed.hosts.remote import LabHost
+from tests.command import PLANEWISE
 
-from .conftest import PLANEWISE, Run, Silence
+from .conftest import Run, Silence
 from .test_hosted import come_back, states
 
 pytestmark = [

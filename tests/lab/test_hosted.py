@@ -20,9 +20,10 @@ from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger
 from planewise.testbed.hosts.coalescing import read_rx_usecs
 from planewise.testbed.hosts.remote import LabHost
+from tests.command import PLANEWISE
 from tests.lengths import either
 
-from .conftest import PLANEWISE, Run, UpLab
+from .conftest import Run, UpLab
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -109,7 +110,7 @@ def test_containers_on_bridges_and_vfs_reach_each_other_on_one_nic_and_across_th
     before = states(hosts)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(text)
-    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=600)
+    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=600, report=False)
     assert done.returncode == 0, done.stderr
     trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     assert {trial.get("reason", "") for trial in trials} == {""}

@@ -20,8 +20,9 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed.hosts import scratch
 from planewise.testbed.hosts.host import ProcessTimeoutError, find_probe
 from planewise.testbed.hosts.remote import LabHost, open_host
+from tests.command import PLANEWISE
 
-from .conftest import PLANEWISE, Run, Silence, UpLab
+from .conftest import Run, Silence, UpLab
 
 pytestmark = pytest.mark.timeout(400)
 

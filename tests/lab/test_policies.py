@@ -14,8 +14,9 @@ import pytest
 from planewise.commands.clean import clean
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts.remote import LabHost
+from tests.command import PLANEWISE
 
-from .conftest import PLANEWISE, Run
+from .conftest import Run
 from .test_hosted import HOSTS, come_back, states
 
 pytestmark = [

@@ -15,8 +15,9 @@ import pytest
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger
 from planewise.testbed.hosts.remote import LabHost
+from tests.command import PLANEWISE
 
-from .conftest import NESTED, PLANEWISE, Run
+from .conftest import NESTED, Run
 from .test_hosted import HOSTS, come_back, states
 
 pytestmark = [pytest.mark.timeout(5400), NESTED]

@@ -201,10 +201,10 @@ def told(load: float, rate: str) -> Told:
 LOADS = pytest.mark.parametrize(
     ("load", "rate"),
     [
-        *((0.1, "1M"), (0.5, "1k"), (0.9, "1M")),
+        *((0.1, "1M"), (0.9, "1k")),
         *(
             pytest.param(*one, marks=pytest.mark.long)
-            for one in ((0.1, "1k"), (0.5, "1M"), (0.9, "1k"))
+            for one in ((0.1, "1k"), (0.5, "1k"), (0.5, "1M"), (0.9, "1M"))
         ),
     ],
 )

@@ -316,7 +316,7 @@ def test_four_containers_answer_while_twelve_streams_are_sent_to_them(tmp_path: 
         "chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 2000}",
     )
     out = tmp_path / "run"
-    finished = planewise("run", path, "--out", out)
+    finished = planewise("run", path, "--out", out, report=False)
     assert finished.returncode == 0, finished.stderr
     (trial,) = RunReader(out).trials()
     assert trial.status == "done", trial.reason
@@ -334,7 +334,7 @@ def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
         "chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 2000}",
     )
     out = tmp_path / "run"
-    finished = planewise("run", path, "--out", out, "--json")
+    finished = planewise("run", path, "--out", out, "--json", report=False)
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
     assert {one.cell["plane"] for one in trials} == {"vhost-user", "bridge"}
@@ -351,7 +351,6 @@ def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
         else:
             # The switch tells the functions' traffic apart.
             assert sent["vnf1"] == pytest.approx(sent["vnf2"], rel=0.5)
-    assert "Frames sent, returned and lost" in (out / "report.html").read_text()
 
 
 def test_the_switch_has_its_buffers_before_a_function_connects(
@@ -525,7 +524,7 @@ def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
     )
     out = tmp_path / "run"
     # What it makes in its scratch directories is found by the directory's name.
-    finished = planewise("run", path, "--out", out, "--json", TMPDIR=str(short))
+    finished = planewise("run", path, "--out", out, report=False, TMPDIR=str(short))
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
     assert {(trial.cell["plane"], trial.cell["forwarder"]) for trial in trials} == {

@@ -15,6 +15,7 @@ import pytest
 
 from planewise.testbed.hosts import ledger, netns
 from planewise.testbed.hosts.steering import may_steer
+from tests.command import UNREPORTED
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,7 +75,7 @@ def daemons(of: int) -> list[int]:
 def test_containers_are_measured_on_every_plane_and_nothing_is_left(tmp_path: Path) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
-    argv = [sys.executable, "-m", "planewise", "run", str(design), "--out", str(out)]
+    argv = [*UNREPORTED, "run", str(design), "--out", str(out)]
     with (tmp_path / "said").open("w+") as said:
         running = subprocess.Popen(argv, stdout=said, stderr=said)
         token = token_of_run(running)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from planewise.testbed.hosts.gauges import Gauge, Gauges
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.model import HOSTS
+from tests.command import UNREPORTED
 from tests.kpis import kpis
 from tests.linux.testbeds import here
 
@@ -47,7 +47,7 @@ def test_a_run_is_shown_by_the_second_while_it_goes_on_and_kept(
     design.write_text(DESIGN)
     out = tmp_path / "run"
     said = tmp_path / "stderr"
-    command = [sys.executable, "-m", "planewise", "run", str(design), "--out", str(out), "--live"]
+    command = [*UNREPORTED, "run", str(design), "--out", str(out), "--live"]
     with said.open("wb") as stderr:
         running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:

@@ -26,12 +26,17 @@ PAIRS = sorted({(cell.guest, cell.plane) for cell in CELLS if not cell.reason})
 REFUSED = [cell for cell in CELLS if cell.reason]
 RUN = {("container", plane) for plane in ("veth", "bridge", "macvlan", "docker-bridge")}
 """Those of the design that test_containers.py measures."""
+ALIKE = {("container", plane) for plane in ("routed", "vxlan", "slirp4netns")}
+"""They are attached as a namespace there, and as a container on veth, bridge and pasta."""
 PROGRAMS = {"docker": "dockerd", "ovs": "ovs-vswitchd"}
 
 
 @pytest.mark.parametrize(
     ("guest", "plane"),
-    [pytest.param(*pair, marks=[pytest.mark.long] if pair in RUN else []) for pair in PAIRS],
+    [
+        pytest.param(*pair, marks=[pytest.mark.long] if pair in RUN | ALIKE else [])
+        for pair in PAIRS
+    ],
 )
 def test_what_the_table_says_to_work_here_is_measured(guest: str, plane: str) -> None:
     (cell,) = (cell for cell in CELLS if (cell.guest, cell.plane) == (guest, plane))

@@ -24,7 +24,7 @@ from planewise.measure.trials.load_one_process import Generator
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch
 from planewise.testbed.hosts.host import LocalHost, find_probe
-from tests.command import PLANEWISE, in_this_process, planewise
+from tests.command import UNREPORTED, in_this_process, planewise
 from tests.linux.testbeds import here
 
 DESIGN = """\
@@ -139,7 +139,7 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
         "blocks: 3\n"
     )
     out = tmp_path / "run"
-    finished = planewise("run", design, "--out", out, "--json")
+    finished = planewise("run", design, "--out", out, "--json", report=False)
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
     assert len(trials) == 12
@@ -196,7 +196,7 @@ def test_stamp_round_trips_are_taken_apart_at_frames_of_any_size(tmp_path: Path)
         "rtt: {packets: 20}\n"
         "blocks: 1\n"
     )
-    finished = planewise("run", design, "--out", tmp_path / "run")
+    finished = planewise("run", design, "--out", tmp_path / "run", report=False)
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(tmp_path / "run").trials()
     assert sorted(trial.cell["size_bytes"] for trial in trials) == [128, 9000]
@@ -220,7 +220,9 @@ def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
 ) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [*PLANEWISE, "run", design, "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*UNREPORTED, "run", design, "--out", out],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     try:
         deadline = time.monotonic() + 100
@@ -237,7 +239,7 @@ def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
     assert 0 < before < TRIALS
     assert planewise("clean").returncode == 0
     assert nothing_is_left()
-    finished = planewise("run", "--resume", out, "--json")
+    finished = planewise("run", "--resume", out, "--json", report=False)
     assert finished.returncode == 0, finished.stderr
     answer = json.loads(finished.stdout)
     assert answer["trials_done"] == TRIALS - before
@@ -255,7 +257,7 @@ def _lines(out: Path) -> int:
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [*PLANEWISE, "run", design, "--out", out],
+        [*UNREPORTED, "run", design, "--out", out],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -29,7 +29,7 @@ from planewise.testbed.setting import Arrangement
 from planewise.testbed.testbed import local_testbed
 from tests.unit.made_up_run import info
 
-pytestmark = [pytest.mark.linux, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.linux
 
 LEVELS = {
     "mtu": "2000",
@@ -52,6 +52,7 @@ def state(plane: str, arrangement: Arrangement) -> Iterator[tuple[str, str]]:
             yield f"features of {spot}", features.check().stdout
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("plane", PLANES)
 def test_every_setting_takes_effect_and_is_restored_or_refuses(plane: str) -> None:
     refused = []

@@ -15,7 +15,7 @@ import pytest
 
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, netns
-from tests.command import in_this_process, planewise
+from tests.command import UNREPORTED, in_this_process, planewise
 from tests.linux.test_runs import nothing_is_left
 
 WORDS = {"GOOD", "BAD", "UNDECIDED"}
@@ -144,7 +144,7 @@ def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(
     out = tmp_path / "run"
     arguments = (*command, "--plane", "veth", "--out", str(out))
     running = subprocess.Popen(
-        [sys.executable, "-m", "planewise", *arguments],
+        [*UNREPORTED, *arguments],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
@@ -161,7 +161,7 @@ def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(
     had = [trial.trial for trial in before.trials()]
 
     another = planewise(*arguments[:-4], "--plane", "bridge", "--out", out)
-    finished = planewise(*arguments)
+    finished = planewise(*arguments, report=False)
 
     assert another.returncode == 2
     assert "is not empty" in another.stderr

@@ -106,6 +106,7 @@ def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
     assert not (STATE / f"{token}.json").exists()
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("plane", PLANES)
 def test_a_big_packet_passes_where_the_mtu_is_big(plane: str) -> None:
     need(plane)

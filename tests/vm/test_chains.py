@@ -125,7 +125,7 @@ def carried(text: str, folder: Path) -> list[TrialRecord]:
         pytest.skip(reason)
     design, out = folder / "design.yaml", folder / "run"
     design.write_text(text)
-    with planewise("run", str(design), "--out", str(out)) as process:
+    with planewise("run", str(design), "--out", str(out), report=False) as process:
         _, complaint = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, complaint
     trials = RunReader(out).trials()

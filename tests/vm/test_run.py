@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +21,8 @@ from planewise.store.rundir import RunReader
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import ledger, netns
 from planewise.testbed.hosts.ledger import token_of
+from tests.command import PLANEWISE, UNREPORTED
 
-PLANEWISE = (sys.executable, "-m", "planewise")
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")
 POINTS = {
     f"{role}_{place}" for role in ("sender", "responder") for place in ("inside", "guest", "nic")
@@ -165,10 +164,11 @@ def guests_of(names: set[str]) -> list[str]:
 
 
 @contextmanager
-def planewise(*argv: str) -> Iterator[subprocess.Popen[str]]:
+def planewise(*argv: str, report: bool = True) -> Iterator[subprocess.Popen[str]]:
     """The command line; ended with the block."""
+    program = PLANEWISE if report else UNREPORTED
     process = subprocess.Popen(
-        [*PLANEWISE, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*program, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process
