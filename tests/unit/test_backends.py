@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planewise.store.backends import mixed_backends
 from planewise.store.importers.run import from_records
+from planewise.store.loads import mixed_backends
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from tests.unit import made_up_run
 

@@ -21,9 +21,9 @@ from planewise.judge.statistics.ranking import best_first, first_two
 from planewise.judge.statistics.sentences import bound_text, sentence
 from planewise.judge.verdict import judge
 from planewise.store.allocations import by_groups
-from planewise.store.backends import mixed_backends
 from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import keeps_levels, missed_levels
+from planewise.store.loads import mixed_backends
 from planewise.store.models import RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane, Recommendation
 from planewise.units import count_text, list_text, percent_text, rate_text, time_text

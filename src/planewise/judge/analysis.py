@@ -27,9 +27,9 @@ from planewise.judge.statistics.metrics import (
 from planewise.judge.statistics.pooled import PooledTest, pooled_tests
 from planewise.judge.statistics.ranking import RankingCheck, check_ranking
 from planewise.judge.statistics.runs import RunDifference, differences, join
-from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels
+from planewise.store.loads import mixed_backends
 from planewise.store.models import Level
 from planewise.store.packets import read_durations, rtt_stamps
 from planewise.store.rundir import RunReader

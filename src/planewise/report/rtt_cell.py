@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from planewise.judge.bounded import Bounded, median_of
@@ -16,7 +17,7 @@ from planewise.judge.statistics.metrics import quantile_of_sent
 from planewise.report.left_out import LeftOut
 from planewise.store.cells import Factors, words
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
-from planewise.store.packets import Durations, RttMetric, buckets, read_durations, rtt_stamps
+from planewise.store.packets import Durations, RttMetric, arrays, buckets, rtt_stamps, scan
 from planewise.units import time_text
 
 Floats = NDArray[np.floating]
@@ -37,13 +38,18 @@ def read(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Packets
     """The packets of a cell's trials; None where they were not kept, or a note on a bad file."""
     if not trials or any(trial.packets is None for trial in trials):
         return None
-    found = []
-    for trial, packets in read_durations(run, trials, {"rtt": rtt_stamps(metric), **_STAMPS}):
-        if isinstance(packets, str):
-            why = f"it cannot be read ({packets}); this cell's figures come from the trials'"
-            return LeftOut(f"packets of {trial.packets}", f"{why} histograms")
-        found.append(packets)
-    return {name: np.concatenate([packets[name] for packets in found]) for name in found[0]}
+    wanted = {"rtt": rtt_stamps(metric), **_STAMPS}
+    files = [str(run / str(trial.packets)) for trial in trials]
+    table = scan(files, wanted)
+    if isinstance(table, str):  # read alone, most files can be read
+        tables = []
+        for file, trial in zip(files, trials, strict=True):
+            if isinstance(alone := scan([file], wanted), str):
+                why = f"it cannot be read ({alone}); this cell's figures come from the trials'"
+                return LeftOut(f"packets of {trial.packets}", f"{why} histograms")
+            tables.append(alone)
+        table = pl.concat(tables)
+    return arrays(table)
 
 
 BOX = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
 from planewise.units import percent_text, rate_text
+
+if TYPE_CHECKING:
+    from planewise.store.models import TrialRecord
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -212,6 +215,21 @@ def group_measured_rates(rates: Floats) -> tuple[Floats, bool]:
         loads[near] = np.median(ordered[start:end])
         start = int(end)
     return loads, bool((loads != rates).any())
+
+
+def mixed_backends(trials: Iterable[tuple[str, TrialRecord]]) -> str:
+    """A sentence where finished load trials, each with a name, have different backends; else empty.
+
+    Trials that recorded none are left out.
+    """
+    mixed: dict[str, set[str]] = {}
+    for name, trial in trials:
+        if trial.kind == "load" and trial.status == "done" and trial.generator and trial.sink:
+            mixed.setdefault(f"{trial.generator} to {trial.sink}", set()).add(name)
+    if len(mixed) < 2:
+        return ""
+    parts = "; ".join(f"{pair} ({', '.join(sorted(mixed[pair]))})" for pair in sorted(mixed))
+    return f"load trials were measured by different generators or sinks: {parts}"
 
 
 def _known(column: Floats) -> Floats | None:

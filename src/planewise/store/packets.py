@@ -46,19 +46,35 @@ def read_durations(
     kept = [(str(run / trial.packets), trial) for trial in trials if trial.packets is not None]
     for start in range(0, len(kept), _BATCH):
         batch = kept[start : start + _BATCH]
-        together = _read(list(dict.fromkeys(file for file, _ in batch)), wanted, dtype)
+        table = scan(list(dict.fromkeys(file for file, _ in batch)), wanted, dtype, named=True)
+        found: dict[str, Durations] = {}
+        if not isinstance(table, str) and "file" in table:
+            runs = table["file"].rle().struct.unnest()  # a scan keeps the order of its files
+            ends = np.cumsum(runs["len"].to_numpy())[:-1]
+            columns = {name: np.split(table[name].to_numpy(), ends) for name in wanted}
+            for place, file in enumerate(runs["value"]):
+                found[file] = {name: parts[place] for name, parts in columns.items()}
         for file, trial in batch:
-            found = _read([file], wanted, dtype) if isinstance(together, str) else together
-            yield trial, found if isinstance(found, str) else found[file]
+            alone = found[file] if file in found else scan([file], wanted, dtype)
+            yield trial, alone if not isinstance(alone, pl.DataFrame) else arrays(alone)
 
 
-def _read(
-    files: list[str], wanted: Mapping[str, tuple[str, str]], dtype: type[pl.DataType]
-) -> dict[str, Durations] | str:
-    """The durations by file, in one scan; why there are none where one of the files is bad.
+def arrays(table: pl.DataFrame) -> Durations:
+    """The columns of a table."""
+    return {name: table[name].to_numpy() for name in table.columns}
 
-    A stamp that no packet of a trial has may be of any type in its file, or have no column: alone,
-    such a file can be read.
+
+def scan(
+    files: Sequence[str],
+    wanted: Mapping[str, tuple[str, str]],
+    dtype: type[pl.DataType] = pl.Float64,
+    *,
+    named: bool = False,
+) -> pl.DataFrame | str:
+    """The durations in files, one after the other; why there are none where one of them is bad.
+
+    `named` adds the names of several in the column `file`. A stamp that no packet of a trial has
+    may be of any type in its file, or have no column: alone, such a file can be read.
     """
     stamps = dict.fromkeys((stamp for pair in wanted.values() for stamp in pair), pl.Int64)
     durations = [
@@ -66,35 +82,25 @@ def _read(
         for name, (begin, end) in wanted.items()
     ]
     try:
-        if len(files) > 1:
-            scan = pl.scan_parquet(
-                files,
+        if len(files) == 1:
+            whole = pl.read_parquet(files[0], glob=False)
+            none = {name: pl.lit(None) for name in stamps if name not in whole.columns}
+            table = whole.with_columns(**none).select(list(stamps))
+            return table.cast(pl.Schema(stamps), strict=False).select(durations)
+        return (
+            pl.scan_parquet(
+                list(files),
                 schema=stamps,
                 missing_columns="insert",
                 extra_columns="ignore",
-                include_file_paths="file",
+                include_file_paths="file" if named else None,
                 glob=False,
             )
-            table = scan.select(*durations, "file").collect()
-        else:
-            whole = pl.read_parquet(files[0], glob=False)
-            none = {name: pl.lit(None) for name in stamps if name not in whole.columns}
-            cast = (
-                whole.with_columns(**none)
-                .select(list(stamps))
-                .cast(pl.Schema(stamps), strict=False)
-            )
-            table = cast.select(*durations, file=pl.lit(files[0]))
+            .select(*durations, *(["file"] if named else []))
+            .collect()
+        )
     except (OSError, pl.exceptions.PolarsError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
-    runs = table["file"].rle().struct.unnest()  # a scan keeps the order of its files
-    ends = np.cumsum(runs["len"].to_numpy())[:-1]
-    columns = {name: np.split(table[name].to_numpy(), ends) for name in wanted}
-    empty = {name: np.empty(0) for name in wanted}
-    return dict.fromkeys(files, empty) | {
-        file: {name: parts[place] for name, parts in columns.items()}
-        for place, file in enumerate(runs["value"])
-    }
 
 
 @lru_cache(maxsize=4096)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planewise.errors import BadInputError
-from planewise.store.backends import mixed_backends
 from planewise.store.levels import keeps_levels
-from planewise.store.loads import LoadTrials, Trial, load_trials
+from planewise.store.loads import LoadTrials, Trial, load_trials, mixed_backends
 from planewise.units import count_text
 
 if TYPE_CHECKING:
