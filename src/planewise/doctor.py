@@ -20,8 +20,9 @@ from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.privilege import capable
 from planewise.testbed.hosts.scratch import scratch
-from planewise.testbed.hosts.state import generator_of, offloads_of
+from planewise.testbed.hosts.state import offloads_of
 from planewise.testbed.hosts.steering import may_steer
+from planewise.testbed.hosts.xdp import generator_text, xdp_features
 from planewise.units import percent_text
 
 FEW_CPUS = 4
@@ -471,7 +472,7 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
         nic |= _pcie(device)
         if local:
             nic["offloads"] = offloads_of(path.name)
-            nic["generator"] = generator_of(path.name, nic["driver"])
+            nic["generator"] = generator_text(nic["driver"], xdp_features(path.name))
         yield nic
 
 

@@ -16,21 +16,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.runs.chains import unavailable_here
 from planewise.measure.trials.applications import IPERF
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains import dpdk
-from planewise.testbed.chains.ends import Ends
-from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
-from planewise.testbed.chains.guests import Pollers
+from planewise.testbed.chains.built import BuiltChain
+from planewise.testbed.chains.forwarders import Pollers
+from planewise.testbed.chains.functions import MEMORY_BYTES, Function, command
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, assign_cpus
-from planewise.testbed.chains.testbed import ChainTestbed
 from planewise.testbed.hosts import hugepages, netns
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import leftovers, token_of
@@ -39,7 +37,7 @@ from planewise.testbed.switches.openvswitch import appctl
 from tests.command import planewise
 from tests.kpis import kpis
 
-from .testbeds import local_chain
+from .testbeds import chain_shortage, local_chain
 
 pytestmark = pytest.mark.linux
 
@@ -52,7 +50,7 @@ def needs(plane: str, forwarder: Forwarder | Literal[""] = "") -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a chain needs two CPUs")
     chain = Chain(plane, "east-west", 2, forwarder=forwarder)
-    if reason := unavailable_here(chain, LocalHost("test")):
+    if reason := chain_shortage(chain):
         pytest.skip(f"{plane}: {reason}")
 
 
@@ -361,11 +359,11 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
     seen: list[str] = []
     connect = Pollers.connect
 
-    def note_and_connect(pollers: Pollers, ends: Ends) -> None:
-        ask = appctl(pollers.parts.directory, "netdev-dpdk/get-mempool-info")
-        seen.append(pollers.parts.state.host.run(ask).check().stdout.strip())
-        connect(pollers, ends)
-        seen.append(pollers.parts.state.host.run(ask).check().stdout.strip())
+    def note_and_connect(pollers: Pollers, *arguments: Any) -> None:
+        ask = appctl(pollers.directory, "netdev-dpdk/get-mempool-info")
+        seen.append(pollers.state.host.run(ask).check().stdout.strip())
+        connect(pollers, *arguments)
+        seen.append(pollers.state.host.run(ask).check().stdout.strip())
 
     monkeypatch.setattr(Pollers, "connect", note_and_connect)
     chain = Chain("vhost-user", "east-west", 2)
@@ -398,7 +396,8 @@ def test_a_device_that_dpdk_has_no_driver_for_is_one_sentence(tmp_path: Path) ->
     needs("vhost-user")
     cpu = min(os.sched_getaffinity(0))
     with closing(LocalHost("here")) as here, hugepages.reserved(here, MEMORY_BYTES):
-        argv = vf_command("0000:00:00.0", cpu, "02:70:77:0f:00:01", "pw-unknown")
+        chain = Chain("vf", "north-south", 1, forwarder="testpmd")
+        argv = command(chain, "0000:00:00.0", cpu, "02:70:77:0f:00:01", "pw-unknown")
         function = Function(LocalHost("test"), str(tmp_path), "vnf1", argv)
         try:
             with pytest.raises(
@@ -454,7 +453,7 @@ def test_functions_whose_interface_has_an_xdp_program_forward_by_it_on_either_sw
         check(trial)
 
 
-def function_of(testbed: ChainTestbed, number: int) -> str:
+def function_of(testbed: BuiltChain, number: int) -> str:
     """The namespace of a function, beside that of an end."""
     _, end, *_ = testbed.endpoints[0]
     return f"{end[: end.rindex('-')]}-v{number}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 
 from planewise.testbed.availability import missing
+from planewise.testbed.chains.built import BuiltChain, Feed
 from planewise.testbed.chains.dpdk import Driver
-from planewise.testbed.chains.ends import MTU_BYTES
 from planewise.testbed.chains.model import Chain, Placement
-from planewise.testbed.chains.testbed import ChainTestbed, states_on
-from planewise.testbed.hosts.pair import local_pair
+from planewise.testbed.chains.testbed import ChainTestbed
+from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.model import GuestKind
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.setting import Arrangement, Setting
@@ -39,22 +39,22 @@ def here(
 @contextmanager
 def local_chain(
     chain: Chain, placement: Placement, offered_pps: float, uplink: Driver | None = None
-) -> Iterator[ChainTestbed]:
+) -> Iterator[BuiltChain]:
     """Builds a chain of processes on this machine, with a generator of `offered_pps`.
 
     Raises:
         UnsupportedError: a program, huge pages or a privilege is missing.
     """
     with (
-        local_pair(MTU_BYTES, what=f"chain of {chain.vnfs} on {chain.plane}") as pair,
-        ExitStack() as opened,
-        ChainTestbed(
-            chain,
-            placement,
-            states_on(pair, opened),
-            lambda: offered_pps,
-            offered_pps=offered_pps,
-            uplink=uplink,
-        ) as testbed,
+        closing(ChainTestbed(None, VmOptions())) as testbed,
+        testbed.arrange(
+            chain, placement, Feed(lambda _: offered_pps, offered_pps, uplink)
+        ) as built,
     ):
-        yield testbed
+        yield built
+
+
+def chain_shortage(chain: Chain) -> str:
+    """What this machine lacks for a chain; empty when it can be built."""
+    with closing(ChainTestbed(None, VmOptions())) as testbed:
+        return testbed.check(chain)

@@ -177,15 +177,15 @@ def test_no_modules_of_a_crate_use_each_other_in_a_circle(crate: str) -> None:
 REPOSITORY = CRATES.parent
 
 MOST_LINES = {
-    "src/planewise/testbed": 15_100,  # goal: 11,000
-    "src/planewise/measure": 9_400,  # goal: 7,500
+    "src/planewise/testbed": 15_050,  # goal: 11,000
+    "src/planewise/measure": 9_200,  # goal: 7,500
     "src/planewise/report": 5_200,  # goal: 4,800
     "src/planewise/judge": 6_150,  # goal: 4,000
     "src/planewise/commands": 4_700,  # goal: 3,800
     "src/planewise/advise": 3_650,  # goal: 2,500
     "src/planewise/store": 4_200,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
-    "src": 59_400,  # goal: 41,800
+    "src": 56_000,  # goal: 41,800
     "crates/planewised": 20_550,  # goal: 14,000
     "crates/probe": 12_100,  # goal: 11,000
     "crates/alloc": 8_400,  # goal: 6,500

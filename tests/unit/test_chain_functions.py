@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,26 +19,29 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.runs.chains import Chains, _missing
+from planewise.measure.runs.chains import Chains
 from planewise.measure.trials.chain_readings import ReadingDelta, result
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains import describe, ends
 from planewise.testbed.chains.account import account, at_rest, frame_path
 from planewise.testbed.chains.dpdk import memory_bytes, uplinks
-from planewise.testbed.chains.ends import CABLES, Ends
+from planewise.testbed.chains.ends import CABLES
+from planewise.testbed.chains.forwarders import GUEST_PROGRAMS, Pollers, _remarks
 from planewise.testbed.chains.functions import Function, parse_port
 from planewise.testbed.chains.generator import came_back, commands
-from planewise.testbed.chains.guests import ChainParts, Pollers, _remarks
-from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
 from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.chains.routing import function_guests, peers
+from planewise.testbed.chains.testbed import _missing
+from planewise.testbed.guests.kernel import Namespaces
+from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.guests.vms import image
 from planewise.testbed.guests.vms.domain import Nic, nic_xml
 from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.model import Forwarder, GuestKind
+from planewise.testbed.planes import plane as plane_called
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 from planewise.testbed.vfs.nic import Config, ListedVf
 from tests.unit import test_chains as tc
@@ -252,10 +256,10 @@ def test_packets_lost_on_the_way_into_an_idle_switch_are_the_uplinks() -> None:
 
 
 def test_a_switch_is_fed_by_two_cables_or_by_the_only_nic() -> None:
-    first, last = uplinks("af_packet", CABLES, (0, 1))
+    first, last = uplinks("af_packet", CABLES.nics, (0, 1))
     assert (first.cpu, last.cpu) == (0, 1)
     assert "net_af_packet0,iface=up0," in first.options["dpdk-devargs"]
-    (only,) = uplinks("af_xdp", Ends(CABLES.macs, ("eth9", "eth9")), (0, 1))
+    (only,) = uplinks("af_xdp", ("eth9", "eth9"), (0, 1))
     assert only.options["dpdk-devargs"] == "net_af_xdp0,iface=eth9"
     placement = assign_cpus((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
     said = describe.steps(Chain("vhost-user", "north-south", 2), placement, uplink="af_packet")
@@ -306,12 +310,11 @@ NOTHING = HostCounters(0.0, "", {}, {})
 def pollers_of(function: Answering) -> Pollers:
     chain = Chain("vf", "north-south", 1, forwarder="testpmd")
     state = cast("MachineState", SimpleNamespace(token="t"))
-    parts = ChainParts(chain, Placement({0: chain.names}), state)
-    made = Pollers(parts)
+    vf = ListedVf(index=0, address="0000:01:10.0", driver="ixgbevf", config=Config(mac="m"))
+    site = ends.site_of("br0", CABLES.nics)
+    placed = {1: PlacedGuest(function_guests("t", chain)[1], site, vf=vf)}
+    made = Pollers(chain, Placement({0: chain.names}), Namespaces(state), placed, ExitStack())
     made._functions[1] = cast("Function", function)
-    made._vfs[1] = ListedVf(
-        index=0, address="0000:01:10.0", driver="ixgbevf", config=Config(mac="m")
-    )
     return made
 
 
@@ -478,6 +481,8 @@ def test_xdp_has_no_huge_pages_wants_ip_from_outside_and_is_a_factor_of_its_own(
 class Refusing:
     """A host whose iproute2 says so."""
 
+    place = "lab:b"
+
     def __init__(self, words: str) -> None:
         self.words = words
 
@@ -492,7 +497,7 @@ class Refusing:
 def test_a_host_that_loads_no_xdp_program_is_refused_by_one_sentence() -> None:
     chain = Chain("bridge", "east-west", 2, forwarder="xdp")
     told = _missing(chain, cast("Host", Refusing("libbpf: x\nError: No ELF library support.\n")))
-    assert told == "iproute2 loads no XDP program (Error: No ELF library support.)"
+    assert told == "iproute2 on lab:b loads no XDP program (Error: No ELF library support.)"
     assert _missing(chain, cast("Host", Refusing(""))) == ""
     # In a virtual machine it is the guest's kernel that loads it.
     machine = Chain("virtio-bridge", "east-west", 2, "vm", "xdp")
@@ -510,8 +515,9 @@ def test_an_xdp_program_that_no_driver_runs_is_said() -> None:
 
 def test_no_two_interfaces_of_a_chains_host_have_one_index() -> None:
     chain, token = Chain("bridge", "east-west", 3), "0" * 8
-    site = ends.site_of("br0", ends.CABLES)
-    ports = ends.ports(chain, function_guests(token, chain), site, ends.CABLES)
+    site, plane = ends.site_of("br0", CABLES.nics), plane_called(chain.plane)
+    guests = function_guests(token, chain).values()
+    ports = [step for guest in guests for step in plane.attach(site, guest)]
     steps = (*ends.cables(token), *ports)
     indices = [
         step.words.split(" index ")[1].split()[0] for step in steps if " index " in step.words

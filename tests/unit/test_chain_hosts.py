@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,23 +17,25 @@ from hypothesis import strategies as st
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.runs.chains import Chains, nic_shortage
+from planewise.measure.runs.chains import Chains
 from planewise.measure.trials.chain_readings import ReadingDelta, result
-from planewise.testbed.chains import describe, testbed
-from planewise.testbed.chains.machines import FunctionMachines
+from planewise.testbed.chains import describe
+from planewise.testbed.chains.forwarders import GUEST_PROGRAMS, Functions
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_cpus
 from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters
 from planewise.testbed.chains.routing import function_guests, routing
-from planewise.testbed.chains.testbed import ChainTestbed
+from planewise.testbed.chains.testbed import ChainTestbed, shortage
+from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.guests.vms import booted, kind
-from planewise.testbed.guests.vms.domain import Passthrough, VmOptions
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.kind import VirtualMachines
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.counters import parse_host_counters
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState, Resources
 from planewise.testbed.hosts.pair import Pair
-from planewise.testbed.model import HOSTS, Guest, HostRole
+from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.plan import add_neighbour
 from planewise.testbed.vfs.nic import Config, ListedVf
 
@@ -97,7 +100,7 @@ def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
             "sender": resources(sender),
             "responder": replace(resources(responder), place="lab:b"),
         }
-        return nic_shortage(Chain(plane, "east-west", 3), found)
+        return shortage(Chain(plane, "east-west", 3), found, VmOptions())
 
     assert short(7, 7) == short(7, 0, "bridge") == ""
     assert short(0, 7) == "pf0 of lab:a has no SR-IOV"
@@ -105,9 +108,9 @@ def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
     assert short(7, 2) == "needs 3 VFs on lab:b, and pf0 has 2"
     found = {role: resources(7) for role in HOSTS}
     contained = Chain("vf", "east-west", 3, "container")
-    assert nic_shortage(contained, found) == "there is no Docker on lab:a"
+    assert shortage(contained, found, VmOptions()) == "there is no Docker on lab:a"
     whole = Chain("vf-passthrough", "east-west", 8, "vm")
-    assert nic_shortage(whole, found) == "needs 8 VFs on lab:a, and pf0 has 7"
+    assert shortage(whole, found, VmOptions()) == "needs 8 VFs on lab:a, and pf0 has 7"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_what_has_a_vf_by_vfio_wants_an_iommu_before_anything_is_built(
     pair = SimpleNamespace(machines=dict.fromkeys(HOSTS, there), separate=True)
     stage = Chains(design, cast("Pair", pair))
     found = Resources("lab:b", "pf0", "igb", 7, 4000, False, cpus=2, iommu=iommu)
-    stage._resources = dict.fromkeys(HOSTS, found)
+    stage._testbed.__dict__["resources"] = dict.fromkeys(HOSTS, found)
     (cell,) = cells_of(design)
     why = stage.unavailable([cell]).get(cell, "")
     assert said in why
@@ -254,28 +257,28 @@ def test_what_is_lost_between_vfs_is_the_nics_where_no_core_was_busy(
     assert found.tx_pps == pytest.approx(sent / 10)
 
 
-class NoGuests:
-    """Virtual machines that are started by saying so."""
+class NoLibvirt:
+    """Virtual machines that are started by saying so; by name, whether they are awake."""
+
+    alive = True
 
     def __init__(self) -> None:
-        self.ended_now: list[Guest] = []
-        self.awake: dict[int, bool] = {}
+        self.awake: dict[str, bool] = {}
 
-    def revive(self) -> None:
-        pass
+    def start(self, one: PlacedGuest, peer: None) -> None:
+        self.awake[one.guest.netns] = one.ready = True
 
-    def lost(self, guests: Iterable[Guest]) -> dict[Guest, PlanewiseError]:
-        gone, self.ended_now = self.ended_now, []
-        return {guest: PlanewiseError("it ended") for guest in gone}
+    def states(self) -> dict[str, bool]:
+        return self.awake
 
-    def start(self, guest: Guest, nic: Passthrough, mtu_bytes: int, _: None) -> None:
-        self.awake[guest.index] = True
+    def resume(self, name: str) -> None:
+        self.awake[name] = True
 
-    def set_awake(self, guest: Guest, awake: bool) -> None:
-        self.awake[guest.index] = awake
+    def suspend(self, name: str) -> None:
+        self.awake[name] = False
 
-    def end(self, guest: Guest) -> None:
-        del self.awake[guest.index]
+    def destroy(self, name: str) -> None:
+        self.awake.pop(name, None)
 
     def close(self) -> None:
         self.awake.clear()
@@ -286,7 +289,15 @@ class Finder:
 
     place = "lab:b"
 
+    def __init__(self) -> None:
+        self.agents: dict[str, object] = {}
+        self.done: list[tuple[str, ...]] = []
+
+    def perform(self, _: object) -> None:
+        pass
+
     def run(self, argv: Sequence[str], **_: object) -> FinishedProcess:
+        self.done.append(tuple(argv))
         processes = "".join(f"pw-t-v{number} {number}\n" for number in range(1, 9))
         return FinishedProcess(tuple(argv), 0, processes, "")
 
@@ -318,66 +329,77 @@ class NoPool:
         self.vfs.append(vf)
 
 
+class Standing:
+    """A host of virtual machines on one plane, on which chains stand one after another."""
+
+    def __init__(self, plane: str, vfs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plane = plane
+        self.libvirt, self.pool, host = NoLibvirt(), NoPool(vfs), Finder()
+        monkeypatch.setattr(booted, "saved_for", lambda *_: None)
+        monkeypatch.setattr(kind, "Libvirt", lambda _: self.libvirt)
+        monkeypatch.setattr(kind, "remove_guests", lambda *_: None)
+        monkeypatch.setattr(VirtualMachines, "_start", self.libvirt.start)
+        monkeypatch.setattr(VirtualMachines, "_end_error", lambda *_: PlanewiseError("it ended"))
+        machine = SimpleNamespace(netns="", nic="pf0", bridge="br0")
+        self.done = host.done
+        state = SimpleNamespace(vfs=self.pool, token="t", host=host, machine=machine)
+        self.testbed = ChainTestbed(None, VmOptions())
+        self.testbed._platforms[()] = cast("VmPlatform", None)
+        self.state = cast("MachineState", state)
+
+    @contextmanager
+    def chain(self, vnfs: int, *, polls: bool = False) -> Iterator[Functions]:
+        chain = Chain(self.plane, "east-west", vnfs, "vm", "testpmd" if polls else "kernel")
+        self.testbed._platforms[GUEST_PROGRAMS["testpmd"]] = self.testbed._platforms[()]
+        with ExitStack() as opened:
+            made = self.testbed._functions(chain, Placement({0: chain.names}), self.state, opened)
+            made.make()
+            assert made.machines is not None
+            made._run(made.machines)
+            yield made
+
+    def held(self) -> dict[int, str]:
+        return {n: one.vf.config.mac for n, one in self.testbed._placed.items() if one.vf}
+
+
 def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    guests, pool = NoGuests(), NoPool(3)
-    monkeypatch.setattr(booted, "guests_on", lambda *_: guests)
-    monkeypatch.setattr(kind, "remove_guests", lambda *_: None)
-    machine = SimpleNamespace(netns="")
-    state = SimpleNamespace(vfs=pool, token="t", host=Finder(), machine=machine)
-    machines = FunctionMachines(
-        cast("MachineState", state), "vf-passthrough", cast("VmPlatform", None), VmOptions()
-    )
-
-    def stand(vnfs: int) -> dict[int, Guest]:
-        chain = Chain("vf-passthrough", "east-west", vnfs, "vm")
-        placed = machines.place(function_guests("t", chain))
-        machines.run(dict.fromkeys(placed, 0))
-        return placed
-
-    first = stand(2)
-    assert sorted(first) == [1, 2]
-    assert {n: vf.config.mac for n, vf in machines.vfs.items()} == {
-        n: guest.mac for n, guest in first.items()
-    }
-    assert len(pool.whole) == len(machines.vfs) == 2
-    assert [machines.pid(number) for number in first] == [1, 2]
-    machines.end_chain()
-    assert stand(1) == {1: first[1]}
-    assert len(machines.vfs) == 2
-    assert guests.awake == {1: True, 2: False}  # the other sleeps
-    guests.ended_now = [first[1]]  # its VF is free for who comes in its place
-    again = stand(3)
-    assert again[2] == first[2]
-    assert len({guest.mac for guest in again.values()}) == 3
-    assert pool.free == 0
-    machines.end_chain(keep=False)
-    assert (guests.awake, pool.free, pool.whole) == ({}, 3, set())
-    stand(3)
-    machines.close()
-    assert (pool.free, pool.whole, machines.vfs) == (3, set(), {})
+    there = Standing("vf-passthrough", 3, monkeypatch)
+    libvirt, pool = there.libvirt, there.pool
+    with there.chain(2) as functions:
+        first = functions.guests
+        assert there.held() == functions.macs
+        assert len(pool.whole) == len(first) == 2
+        assert functions.pids == {1: 1, 2: 2}
+    assert libvirt.awake == {"pw-t-v1": False, "pw-t-v2": False}
+    with there.chain(1) as functions:
+        assert functions.guests == {1: first[1]}
+        assert len(there.held()) == 2
+        assert libvirt.awake == {"pw-t-v1": True, "pw-t-v2": False}  # the other sleeps
+    del libvirt.awake[first[1].netns]  # its VF is free for who comes in its place
+    with there.chain(3) as functions:
+        assert functions.guests[2] == first[2]
+        assert len(set(functions.macs.values())) == 3
+        assert pool.free == 0
+    there.testbed._end_machines()
+    assert (libvirt.awake, pool.free, pool.whole) == ({}, 3, set())
 
 
-@pytest.mark.parametrize(("plane", "ends"), [("virtio-bridge", True), ("vf-passthrough", False)])
-def test_ports_of_machines_on_another_host_go_with_their_chain_once_these_have_ended(
-    plane: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+def test_virtual_machines_that_poll_end_with_their_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Standing("vf-passthrough", 3, monkeypatch)
+    with there.chain(3, polls=True):
+        assert there.pool.free == 0
+    assert (there.libvirt.awake, there.pool.free, there.pool.whole) == ({}, 3, set())
+    assert there.testbed._placed == {}
+
+
+def test_ports_of_machines_go_with_their_chain_once_these_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tap that stayed made the next chain impossible; a machine with a VF has none."""
-    done: list[str] = []
-    monkeypatch.setattr(testbed, "remove_guests", lambda *_: done.append("ports"))
-    monkeypatch.setattr(testbed, "remove_traces", lambda *_: done.append("traces"))
-    monkeypatch.setattr(ChainTestbed, "_build", lambda self: self._functions.make())
-    chain = Chain(plane, "north-south", 1, "vm")
-    machine = SimpleNamespace(nic="pf0", netns="")
-    state = cast("MachineState", SimpleNamespace(host=None, machine=machine, token="t"))
-    machines = SimpleNamespace(end_chain=lambda keep: done.append("end"), place=dict)
-    with ChainTestbed(
-        chain,
-        Placement({0: chain.names}),
-        dict.fromkeys(HOSTS, state),
-        lambda: 1.0,
-        machines=cast("FunctionMachines", machines),
-    ):
-        assert done == []
-    assert done == ["end", *(["ports"] if ends else []), "traces", "traces"]
+    """A tap that stayed made the next chain impossible."""
+    there = Standing("virtio-bridge", 0, monkeypatch)
+    with there.chain(1):
+        assert ("ip", "link", "delete", "pwtf1") not in there.done
+    assert there.libvirt.awake == {}
+    assert there.done[-1] == ("ip", "link", "delete", "pwtf1")

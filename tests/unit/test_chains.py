@@ -40,7 +40,7 @@ from planewise.testbed.chains.reading import (
     VnfCounters,
     cpu_times,
 )
-from planewise.testbed.chains.routing import function_guests, router_scripts
+from planewise.testbed.chains.routing import function_guests, router_script, routing
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import LocalHost, LocalProcess
 from planewise.testbed.model import GuestKind
@@ -151,11 +151,16 @@ def test_the_steps_of_a_kernel_chain_keep_to_the_benchmarking_addresses(kind: Gu
 def test_a_virtual_machine_is_told_the_way_on_and_back() -> None:
     chain = Chain("virtio-bridge", "east-west", 3, "vm")
     guests = function_guests("t", chain)
-    east = router_scripts(chain, guests, CABLES.macs)
+
+    def scripts(chain: Chain) -> dict[int, tuple[str, ...]]:
+        steps = routing(chain, guests, CABLES.macs)
+        return {number: router_script(steps, guest.netns) for number, guest in guests.items()}
+
+    east = scripts(chain)
     assert "ip route replace 198.19.0.0/16 via 198.18.1.3 dev eth0" in east[2]
     assert f"arp -i eth0 -s 198.18.1.3 {guests[3].mac}" in east[2]
     assert "ip route replace 198.18.0.0/24 via 198.18.1.1 dev eth0" in east[2]
-    north = router_scripts(Chain("virtio-bridge", "north-south", 3, "vm"), guests, CABLES.macs)
+    north = scripts(Chain("virtio-bridge", "north-south", 3, "vm"))
     # The same destinations, so that what was told before is replaced.
     assert "ip route replace 198.19.0.0/16 dev eth0" in north[2]
     assert f"arp -i eth0 -s 198.19.2.2 {CABLES.macs[1]}" in north[2]

@@ -23,7 +23,7 @@ from planewise.measure.runs.stations import Allocators
 from planewise.measure.trials import vm_options
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.testbed.guests.vms.domain import VmOptions, domain_xml, nic_xml
-from planewise.testbed.guests.vms.guests import HostGuests, nic_of
+from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.guests.vms.image import GuestImage
 from planewise.testbed.guests.vms.managed import managed_guests
 from planewise.testbed.guests.vms.platform import VmPlatform
@@ -109,14 +109,9 @@ def test_machines_share_no_name_and_no_address_with_the_namespaces_beside_them()
 
 
 def test_a_machine_that_is_managed_has_the_mark_slots_for_a_vf_and_a_nic_that_makes_way() -> None:
-    host = LocalHost("test")
-    try:
-        options = VmOptions(managed=True)
-        running = HostGuests(host, PLATFORM, options)
-        (guest,) = managed_guests("ab12", 1)
-        nic = nic_of("virtio", guest, "tap0", running)
-    finally:
-        host.close()
+    options = VmOptions(managed=True)
+    (guest,) = managed_guests("ab12", 1)
+    nic = nic_of("virtio", guest, "tap0", PLATFORM, options)
     plain = domain_xml(guest, PLATFORM, VmOptions(), "/c") + nic_xml(replace(nic, standby=False))
     domain = ElementTree.fromstring(domain_xml(guest, PLATFORM, options, "/c"))
     assert domain.findtext("name") == guest.name

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from planewise.measure.runs.chains import unavailable_here
 from planewise.store.models import TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import hugepages
-from planewise.testbed.hosts.host import LocalHost
 from tests.lengths import either
+from tests.linux.testbeds import chain_shortage
 
 from .test_run import (
     clean_after,
@@ -76,7 +75,7 @@ blocks: 1
 
 @pytest.fixture(autouse=True)
 def _may_steer() -> None:
-    if reason := unavailable_here(Chain("virtio-bridge", "east-west", 2, "vm"), LocalHost("test")):
+    if reason := chain_shortage(Chain("virtio-bridge", "east-west", 2, "vm")):
         pytest.skip(reason)
 
 
@@ -121,7 +120,7 @@ def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that
 
 def carried(text: str, folder: Path) -> list[TrialRecord]:
     """The trials of a design with machines on vhost-user, each of whose frames is accounted for."""
-    if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
+    if reason := chain_shortage(Chain("vhost-user", "east-west", 2)):
         pytest.skip(reason)
     design, out = folder / "design.yaml", folder / "run"
     design.write_text(text)
@@ -171,7 +170,7 @@ def test_an_xdp_program_forwards_in_virtual_machines_by_virtios_own_driver(
 def test_a_program_that_polls_in_a_virtual_machine_has_its_nic_on_either_plane(
     tmp_path: Path, said: list[str]
 ) -> None:
-    if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
+    if reason := chain_shortage(Chain("vhost-user", "east-west", 2)):
         pytest.skip(reason)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(POLLING)

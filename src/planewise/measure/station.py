@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from planewise.measure.trials.load_one_process import Generator
-    from planewise.testbed.chains.testbed import ChainTestbed
+    from planewise.testbed.chains.built import BuiltChain
     from planewise.testbed.hosts.gauges import Gauge
     from planewise.testbed.hosts.host import Host
     from planewise.testbed.loads.background import BackgroundLoad
@@ -208,7 +208,7 @@ class Station:
     """Background guests of the sender, which send requests in trials of the allocator."""
     make_allocator: Callable[[int], Allocator] | None = None
     """Makes the allocator of so many VFs to the responder's guests."""
-    chain: ChainTestbed | None = None
+    chain: BuiltChain | None = None
     slack_s: float = 60.0
     """How much later than planned a chain's traffic may begin."""
     notes: tuple[str, ...] = ()

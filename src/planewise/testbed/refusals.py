@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from planewise.testbed.guests.docker import GUEST_MIB
@@ -11,7 +11,7 @@ from planewise.testbed.guests.vms.platform import vm_mib
 from planewise.testbed.hosts.machine import MAC_FILTERS, Resources
 from planewise.testbed.model import ETHERNET_BYTES, GUEST_WORDS, GuestKind
 from planewise.testbed.planes import plane, refusal
-from planewise.testbed.planes.plane import Need
+from planewise.testbed.planes.plane import Need, Plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
@@ -73,19 +73,11 @@ def shortage(
     `with_vfs`: its NIC has VFs at that time. `options` are those of virtual machines.
     """
     place, nic = resources.place, resources.nic
-    if setting.kind == "container" and not resources.dockerd:
-        return f"there is no Docker on {place}"
     planes = [plane(name) for name in sorted(setting.planes)]
-    for need in dict.fromkeys(need for used in planes for need in used.needs):
-        if need in _LACKING and not _LACKING[need][0](resources):
-            return _LACKING[need][1].format(resources.place)
-    needed = setting.vfs_a_host()
-    if needed and not (resources.vfs or resources.used):
-        return f"{nic} of {place} has no SR-IOV"
-    if needed > resources.vfs:
-        users = f" ({'; '.join(resources.used)})" if resources.used else ""
-        free = " free" if resources.used else ""
-        return f"needs {needed} VFs on {place}, and {nic} has {resources.vfs}{free}{users}"
+    if reason := lacking(planes, setting.kind, resources) or vf_shortage(
+        setting.vfs_a_host(), resources
+    ):
+        return reason
     if any(used.passed_through for used in planes) and not resources.iommu:
         return no_iommu(place)
     filters = MAC_FILTERS.get(resources.driver)
@@ -103,6 +95,28 @@ def shortage(
     )
     guest_mib, free_mib = memory_of(setting.kind, options), resources.free_mib
     return memory_shortage(guests, guest_mib, place, free_mib, setting.kind, switch_mib)
+
+
+def lacking(planes: Sequence[Plane], kind: GuestKind, resources: Resources) -> str:
+    """The program or feature of the kernel that a machine lacks, as a sentence; empty: none."""
+    if kind == "container" and not resources.dockerd:
+        return f"there is no Docker on {resources.place}"
+    for need in dict.fromkeys(need for used in planes for need in used.needs):
+        if need in _LACKING and not _LACKING[need][0](resources):
+            return _LACKING[need][1].format(resources.place)
+    return ""
+
+
+def vf_shortage(needed: int, resources: Resources) -> str:
+    """Why a machine has too few VFs, as a sentence; empty when they suffice."""
+    place, nic = resources.place, resources.nic
+    if needed and not (resources.vfs or resources.used):
+        return f"{nic} of {place} has no SR-IOV"
+    if needed <= resources.vfs:
+        return ""
+    users = f" ({'; '.join(resources.used)})" if resources.used else ""
+    free = " free" if resources.used else ""
+    return f"needs {needed} VFs on {place}, and {nic} has {resources.vfs}{free}{users}"
 
 
 def memory_shortage(

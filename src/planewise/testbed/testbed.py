@@ -15,15 +15,14 @@ from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.guests.kernel import Containers, Namespaces
-from planewise.testbed.guests.kind import Guests, PlacedGuest
+from planewise.testbed.guests.kind import Guests, PlacedGuest, remove_lost
+from planewise.testbed.guests.vms.booted import machines_on
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.kind import VirtualMachines
 from planewise.testbed.guests.vms.platform import VmPlatform, no_vhost, platform_of
 from planewise.testbed.hosts.machine import (
     Machine,
     MachineState,
     Resources,
-    remove_namespaces,
     remove_traces,
     survey,
 )
@@ -51,6 +50,9 @@ from planewise.testbed.planes import plane, switch_named
 from planewise.testbed.planes.plane import Plane, Switch
 from planewise.testbed.refusals import SPARE_MIB, impossible, memory_of, shortage
 from planewise.testbed.setting import Arrangement, GuestRequest, Setting
+
+_REMOVE = 'for name; do ip netns delete "$name" 2>/dev/null; done; true'
+"""Shell: removes network namespaces; a missing one is no error."""
 
 
 class _HostState(MachineState):
@@ -174,7 +176,8 @@ class Testbed:
             except PlanewiseError as error:
                 self._refusals[key] = error.what
             finally:
-                remove_namespaces(state.machine, namespaces_of(steps))
+                words = ("sh", "-c", _REMOVE, "sh", *namespaces_of(steps))
+                state.host.run(words, timeout_s=60)
         return self._refusals[key]
 
     @contextmanager
@@ -271,7 +274,7 @@ class Testbed:
                 cpus = self.resources(state.role).cpus
                 parallel = max(1, 2 * cpus // self._hosts_a_machine)
                 platform = self.platform(state.role)
-                state.guests[kind] = VirtualMachines(state, self._options, platform, parallel)
+                state.guests[kind] = machines_on(state, platform, self._options, parallel)
             else:
                 state.guests[kind] = (Containers if kind == "container" else Namespaces)(state)
         return state.guests[kind]
@@ -459,13 +462,12 @@ def _remove_lost(state: _HostState) -> set[GuestRequest]:
     """Removes guests that ended or never came up, with their VFs; returns the former."""
     lost: set[GuestRequest] = set()
     for kind, guests in state.guests.items():
-        placed = {request: one for request, one in state.placed.items() if request.kind == kind}
-        ready = [one for one in placed.values() if one.ready]
-        ended = [id(one) for one, _ in guests.lost(ready)] if ready else []
-        for request, one in placed.items():
-            if not one.ready or id(one) in ended:
-                state.remove(request)
-                lost |= {request} if one.ready else set()
+        of_kind = {request: one for request, one in state.placed.items() if request.kind == kind}
+        requests = list(of_kind)
+        lost |= remove_lost(guests, of_kind)
+        for request in requests:
+            if request not in of_kind:
+                del state.placed[request]
     return lost
 
 

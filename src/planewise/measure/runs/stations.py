@@ -33,6 +33,7 @@ from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.coalescing import read_rx_usecs
 from planewise.testbed.hosts.gauges import Gauge
 from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.pair import Pair, local_pair
 from planewise.testbed.hosts.steering import split_cpus
 from planewise.testbed.loads.background import STRESS_NG, STRESSORS, BackgroundLoad, LoadSpec
@@ -95,7 +96,8 @@ class Allocators:
             return Allocator(host, nic, token, vfs, guests)
         assert self.platform is not None
         guests, site = managed_guests(token, len(guests)), arrangement.sites["responder"]
-        machines = managed_machines(host, site, guests, self.platform, self._options)
+        state = MachineState(self._machine, "responder", token)
+        machines = managed_machines(state, site, guests, self.platform, self._options)
         return Allocator(host, nic, token, vfs, guests, machines)
 
 

@@ -17,7 +17,7 @@ from planewise.store.models import FrameAccount, Level, Limit, OfferedLoad, Tria
 from planewise.testbed.chains.model import mean_bytes
 
 if TYPE_CHECKING:
-    from planewise.testbed.chains.testbed import ChainTestbed
+    from planewise.testbed.chains.built import BuiltChain
 
 SAMPLE_S = 1.0
 """Time between two readings of the counters."""
@@ -110,7 +110,7 @@ class ChainTrial(Trial):
         return TrialResult(record)
 
 
-def _await_traffic(testbed: ChainTestbed, slack_s: float) -> None:
+def _await_traffic(testbed: BuiltChain, slack_s: float) -> None:
     """Waits until every function has transmitted: starting may take long on a busy machine."""
     initial = testbed.read(busy=False).vnfs
     deadline = time.monotonic() + slack_s
@@ -136,7 +136,7 @@ def _record(
     delta: ReadingDelta,
     trial: ChainTrial,
     place: Place,
-    testbed: ChainTestbed,
+    testbed: BuiltChain,
     started: datetime,
     frames: FrameAccount | None,
 ) -> TrialRecord:

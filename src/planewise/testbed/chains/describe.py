@@ -9,19 +9,20 @@ from itertools import cycle
 from planewise.testbed.chains import ends
 from planewise.testbed.chains.dpdk import Driver, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, PLACES, Ends
-from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
-from planewise.testbed.chains.guests import attach_in_machine, attach_to_namespaces
+from planewise.testbed.chains.forwarders import attach_in_machine, attach_to_namespaces
+from planewise.testbed.chains.functions import command
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import (
     function_guests,
-    function_settings,
     netns,
     peers,
-    router_scripts,
+    router_script,
     routing,
 )
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE, Guest
 from planewise.testbed.plan import new_namespace
+from planewise.testbed.planes import plane
+from planewise.testbed.planes.plane import on_link
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
 _TOKEN = "0" * 8
@@ -45,15 +46,18 @@ def steps(
     lines: list[object] = []
     if huge_pages_bytes := memory_bytes(chain):
         lines.append(f"take {huge_pages_bytes >> 20} MiB of huge pages from the kernel")
-    for guest in functions.values():
-        lines += _create(chain, guest, nic)
+    site = ends.site_of(netns(_TOKEN, "b") if nic else BRIDGE, chain_ends.nics)
+    site, switch = replace(site, directory="<directory>"), ends.kernel_switch(chain)
     if chain.plane == "vhost-user":
         lines += _dpdk_switch(chain, placement, chain_ends, uplink)
-    elif not chain.on_vfs:
-        site = ends.site_of(netns(_TOKEN, "b") if nic else BRIDGE, chain_ends)
-        site = replace(site, directory="<directory>")
-        lines += ends.switch_of(chain).described(site)
-        lines += ends.ports(chain, functions, site, chain_ends)
+    elif switch is not None:
+        lines += (*switch.described(site), *ends.add_nics(switch, site, chain_ends.nics))
+    for guest in functions.values():
+        lines += _create(chain, guest, nic)
+        if switch is not None:
+            lines += plane(chain.plane).attach(site, guest)
+    if switch is not None:
+        lines += ends.entries(switch, site, functions, chain_ends)
     lines += _forward(chain, placement, functions, chain_ends.macs)
     if chain.plane == "vhost-user":
         lines.append("forward " + ", ".join(f"{a} to {b}" for a, b in chain.hops))
@@ -88,8 +92,7 @@ def _create(chain: Chain, guest: Guest, nic: str) -> list[object]:
         return lines
     if chain.kind != "container":
         lines += new_namespace(guest.netns)
-    lines += function_settings(guest.netns)
-    return [*lines, _vf_move(nic, guest.netns)] if chain.on_vfs else lines
+    return [*lines, _vf_move(nic, guest.netns), *on_link(guest)] if chain.on_vfs else lines
 
 
 def _dpdk_switch(
@@ -101,7 +104,7 @@ def _dpdk_switch(
     ports = ", ".join(f"{name} (polled by CPU {next(turns)})" for name in chain.names)
     up = "".join(
         f", and {port.name}: {port.options['dpdk-devargs']}"
-        for port in (uplinks(uplink, chain_ends, cpus) if uplink else ())
+        for port in (uplinks(uplink, chain_ends.nics, cpus) if uplink else ())
     )
     return [
         f"start ovs-vswitchd-dpdk with {SWITCH_BYTES >> 20} MiB, polling on "
@@ -117,20 +120,17 @@ def _forward(
     if chain.kind != "vm" and not chain.polls:
         programs = attach_to_namespaces(chain, functions) if chain.forwards == "xdp" else ()
         return [*routing(chain, functions, far), *programs]
-    scripts, lines = router_scripts(chain, functions, far), list[object]()
+    routes, lines = routing(chain, functions, far), list[object]()
     for number, peer in peers(chain, functions, far[1]).items():
         guest, cpu = functions[number], placement.cpu(f"vnf{number}")
-        words, name = list(scripts[number]), guest.name
-        if chain.kind != "vm" and chain.on_vfs:
-            lines.append(shlex.join(vf_command(f"<address of {name}'s VF>", cpu, peer, name)))
-            continue
+        words, name = list(router_script(routes, guest.netns)), guest.name
         if chain.kind != "vm":
-            lines.append(shlex.join(vhost_command(f"{name}.sock", cpu, peer, name)))
+            device = f"<address of {name}'s VF>" if chain.on_vfs else f"{name}.sock"
+            lines.append(shlex.join(command(chain, device, cpu, peer, name)))
             continue
         if chain.polls:
-            command = guest_command(f"<address of {name}'s NIC>", 0, peer, "vnf")
             words = ["unbind the NIC from its kernel's driver, bind it to uio_pci_generic"]
-            words.append(shlex.join(command))
+            words.append(shlex.join(command(chain, f"<address of {name}'s NIC>", 0, peer, "vnf")))
         elif chain.forwards == "xdp":
             words.append(attach_in_machine())
         device = f"a virtio NIC on {guest.port}"

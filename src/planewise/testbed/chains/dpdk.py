@@ -16,20 +16,18 @@ from itertools import cycle
 from typing import Literal
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES
 from planewise.testbed.chains.generator import PORT
-from planewise.testbed.chains.guests import ChainParts
 from planewise.testbed.chains.model import (
     FCS_BYTES,
     GENERATOR,
     IMIX,
-    SWITCH,
     Chain,
     FrameSize,
 )
 from planewise.testbed.chains.reading import VnfCounters
-from planewise.testbed.chains.routing import SOURCE, TARGET
+from planewise.testbed.chains.routing import SOURCE, TARGET, mac_of
+from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.switches.dpdk_switch import (
     SWITCH_BYTES,
     Port,
@@ -66,7 +64,7 @@ def memory_bytes(chain: Chain) -> int:
     return (SWITCH_BYTES if chain.plane == "vhost-user" else 0) + chain.vnfs * function_bytes
 
 
-def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ...]:
+def uplinks(driver: Driver, nics: tuple[str, str], cpus: tuple[int, ...]) -> tuple[Port, ...]:
     """The switch's uplink ports, polled by these CPUs in turn; one where both ends use one NIC."""
     return tuple(
         Port(
@@ -76,7 +74,7 @@ def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ..
             {"dpdk-devargs": _device(driver, side, interface)},
             cpus[side % len(cpus)],
         )
-        for side, interface in enumerate(dict.fromkeys(ends.nics))
+        for side, interface in enumerate(dict.fromkeys(nics))
     )
 
 
@@ -97,16 +95,26 @@ class DpdkSwitch(RunningDpdkSwitch):
         UnsupportedError: it is not installed, or does not start.
     """
 
-    def __init__(self, parts: ChainParts, driver: Driver | None, ends: Ends) -> None:
-        """`driver` of the uplink; None: without uplink, where nothing paces the generator."""
-        self._parts = parts
-        self._cpus = parts.placement.cpus(SWITCH)
-        self._uplinks = () if driver is None else uplinks(driver, ends, self._cpus)
+    def __init__(
+        self,
+        state: MachineState,
+        directory: str,
+        chain: Chain,
+        cpus: tuple[int, ...],
+        driver: Driver | None,
+        nics: tuple[str, str],
+    ) -> None:
+        """It polls on `cpus`.
+
+        `driver` of the uplink on `nics`; None: without uplink, where nothing paces the generator.
+        """
+        self._chain = chain
+        self._cpus = cpus
+        self._uplinks = () if driver is None else uplinks(driver, nics, cpus)
         self._sources: dict[str, str] = {}
         self._device_count = 0
         self._numbers: dict[str, int] = {}
-        bridge = parts.state.machine.bridge
-        super().__init__(parts.state.host, parts.directory, bridge, self._cpus)
+        super().__init__(state.host, directory, state.machine.bridge, cpus)
 
     @property
     def sending(self) -> bool:
@@ -125,7 +133,7 @@ class DpdkSwitch(RunningDpdkSwitch):
         turns = cycle(self._cpus)
         functions = [
             vhost_port(name, self.socket(name), number=number, cpu=next(turns))
-            for number, name in enumerate(self._parts.chain.names, start=1)
+            for number, name in enumerate(self._chain.names, start=1)
         ]
         self._change_ports([*self._uplinks, *functions])
 
@@ -159,7 +167,7 @@ class DpdkSwitch(RunningDpdkSwitch):
         """Whether the links of all functions are up: they have connected."""
         states = [
             self.configure("--bare", "get", "interface", name, "link_state").stdout.strip()
-            for name in self._parts.chain.names
+            for name in self._chain.names
         ]
         return all(state == "up" for state in states)
 
@@ -185,7 +193,7 @@ class DpdkSwitch(RunningDpdkSwitch):
         """Adds devices as sources of frames of `size`, blocked until `admit_sources`."""
         cpus = cycle(self._cpus)
         ports: list[Port] = []
-        for number, entry in enumerate(self._parts.chain.entries, start=_FIRST_SOURCE):
+        for number, entry in enumerate(self._chain.entries, start=_FIRST_SOURCE):
             options = {"dpdk-devargs": self._device(size)}
             ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
             self._sources[entry] = f"g{number}"
@@ -214,17 +222,17 @@ class DpdkSwitch(RunningDpdkSwitch):
         self._device_count += 1
         if size != "imix":
             return f"net_null{self._device_count},size={size - FCS_BYTES}"
-        file = f"{self._parts.directory}/imix.pcap"
+        file = f"{self._directory}/imix.pcap"
         content = pcap(mixed(IMIX))
-        self._parts.state.host.run(["sh", "-c", 'cat >"$1"', "sh", file], stdin=content).check()
+        self._host.run(["sh", "-c", 'cat >"$1"', "sh", file], stdin=content).check()
         return f"net_pcap{self._device_count},rx_pcap={file},infinite_rx=1"
 
     def _flows(self) -> list[Flow]:
-        chain, flows = self._parts.chain, []
+        chain, flows = self._chain, []
         for source, target in chain.hops:
             if source == GENERATOR and self._uplinks:
-                guest = self._parts.guests[chain.names.index(target) + 1]
-                flows.append(Flow(self._uplinks[0].name, target, to_mac=guest.mac))
+                to_mac = mac_of(chain.names.index(target) + 1)
+                flows.append(Flow(self._uplinks[0].name, target, to_mac))
             elif source == GENERATOR:
                 flows.append(Flow(self._sources[target], target))
             elif target == GENERATOR and self._uplinks:
@@ -246,14 +254,14 @@ class DpdkSwitch(RunningDpdkSwitch):
         if not self.alive:
             raise PlanewiseError("Open vSwitch ended while a chain was measured")
         counted = super().counters()
-        if ended := [name for name in self._parts.chain.names if name not in counted]:
+        if ended := [name for name in self._chain.names if name not in counted]:
             # Only a connected port has counters.
             raise PlanewiseError(f"{' and '.join(ended)} ended while it was measured")
         return counted
 
     def sent(self, counted: Mapping[str, PortCounters]) -> dict[int, VnfCounters]:
         """What the switch received from the functions, by number."""
-        ports = [counted[name] for name in self._parts.chain.names]
+        ports = [counted[name] for name in self._chain.names]
         return {
             number: VnfCounters(port.rx_packets, port.rx_bytes, port.tx_dropped)
             for number, port in enumerate(ports, start=1)
@@ -276,7 +284,7 @@ class DpdkSwitch(RunningDpdkSwitch):
 
         A device that is never empty is polled all the time, also for frames that no flow admits.
         """
-        entries = [counted[name] for name in self._parts.chain.entries]
+        entries = [counted[name] for name in self._chain.entries]
         return sum(port.tx_packets + port.tx_dropped for port in entries)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.chains.routing import SOURCE, SOURCES, TARGET, TARGETS, mac_of, netns
+from planewise.testbed.hosts.machine import Machine
 from planewise.testbed.model import GUEST_INTERFACE, Guest, Site
 from planewise.testbed.plan import (
     Step,
@@ -27,7 +28,7 @@ from planewise.testbed.plan import (
     set_up,
 )
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.plane import Switch, veth_pair
+from planewise.testbed.planes.plane import Switch
 
 PLACES = ("c", "d")
 """Namespaces of the ends: frames leave from the first, and come back to the second."""
@@ -47,6 +48,11 @@ class Ends:
 
 CABLES = Ends((mac_of(0xF0), mac_of(0xF1)), _NICS)
 """The ends on one machine."""
+
+
+def nics_of(machine: Machine) -> tuple[str, str]:
+    """Interfaces by which frames come in to the functions' host, and go back."""
+    return CABLES.nics if machine.netns else (machine.nic, machine.nic)
 
 
 def cables(token: str) -> tuple[Step, ...]:
@@ -95,40 +101,34 @@ def addresses(token: str, chain: Chain, functions: Mapping[int, Guest]) -> tuple
     return tuple(steps)
 
 
-def switch_of(chain: Chain) -> Switch:
-    """The switch that the kernels of the functions' host and of its guests send to."""
-    switch = plane(chain.plane).switch
-    assert switch is not None, f"no switch on {chain.plane}"
-    return switch
-
-
-def site_of(bridge: str, ends: Ends, queues: int = 1) -> Site:
+def site_of(bridge: str, nics: tuple[str, str], queues: int = 1) -> Site:
     """The functions' host; its virtual machines have NICs with so many `queues`."""
-    return Site("responder", "", bridge, MTU_BYTES, ends.nics[0], bridge, queues=queues)
+    return Site("responder", "", bridge, MTU_BYTES, nics[0], bridge, queues=queues)
 
 
-def ports(chain: Chain, functions: Mapping[int, Guest], site: Site, ends: Ends) -> tuple[Step, ...]:
-    """The NICs and all functions as ports of the chain's switch; no frame is ever flooded.
+def kernel_switch(chain: Chain) -> Switch | None:
+    """The switch that kernels of the functions' host and of its guests send to; None: another kind
+    joins the functions."""
+    return None if chain.plane == "vhost-user" else plane(chain.plane).switch
 
-    Namespaces must exist; virtual machines open the taps that this makes.
-    """
-    switch = switch_of(chain)
-    steps: list[Step] = []
-    for nic in dict.fromkeys(ends.nics):
-        steps += switch.add_nic(replace(site, nic=nic))
-    steps += [
-        switch.static_entry(site, nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)
+
+def add_nics(switch: Switch, site: Site, nics: tuple[str, str]) -> tuple[Step, ...]:
+    """Makes the NICs ports of a chain's switch."""
+    sites = (replace(site, nic=nic) for nic in dict.fromkeys(nics))
+    return tuple(step for of_nic in sites for step in switch.add_nic(of_nic))
+
+
+def entries(
+    switch: Switch, site: Site, functions: Mapping[int, Guest], ends: Ends
+) -> tuple[Step, ...]:
+    """Static entries of a chain's switch, whose ports exist: no frame is ever flooded."""
+    behind = [
+        *zip(ends.nics, ends.macs, strict=True),
+        *((guest.port, guest.mac) for guest in functions.values()),
     ]
-    for guest in functions.values():
-        if chain.kind == "vm":
-            steps += plane(chain.plane).attach(site, guest)
-        else:
-            steps += [
-                veth_pair(site, guest, guest.port),
-                set_up(guest.netns, GUEST_INTERFACE),
-                switch.join(site, guest.port),
-                set_up("", guest.port),
-            ]
-        steps.append(switch.static_entry(site, guest.port, guest.mac))
     ready = (await_up("", nic) for nic in dict.fromkeys(ends.nics))
-    return (*steps, *accepted(functions, ends), *ready)
+    return (
+        *(switch.static_entry(site, port, mac) for port, mac in behind),
+        *accepted(functions, ends),
+        *ready,
+    )

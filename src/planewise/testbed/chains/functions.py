@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.chains.model import Chain
 from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.guests.vms.guests import boot_limit_s
 from planewise.testbed.hosts.host import Host, HostProcess, ProcessTimeoutError
@@ -40,37 +41,30 @@ _WRITE = 'exec 3<>"$1"; cat >&3'
 _SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
 
 
-def command(
-    device: Sequence[str],
-    cpu: int,
-    peer: str,
-    prefix: str,
-    buffers: int,
-    memory_mib: int = MEMORY_BYTES >> 20,
-) -> list[str]:
-    """The command line of a function on one device, whose frames go to `peer`. Pure.
+def command(chain: Chain, device: str, cpu: int, peer: str, prefix: str) -> list[str]:
+    """The command line of a function of a chain, whose frames go to `peer`. Pure.
 
     testpmd wants two logical cores, one for its prompt: both are one CPU here.
+
+    Args:
+        chain: whose function.
+        device: the PCI address of its NIC, or the socket of its vhost-user port.
+        cpu: of the host, or of its virtual machine.
+        peer: a MAC address.
+        prefix: tells processes of DPDK apart.
     """
+    options, buffers, memory_mib = ["-a", device], _VF_BUFFERS, MEMORY_BYTES >> 20
+    if chain.kind == "vm":
+        memory_mib = 2 * _GUEST_PAGES
+    elif not chain.on_vfs:
+        port = f"net_virtio_user0,path={device},server=1,queue_size={RING}"
+        options, buffers = ["--single-file-segments", "--no-pci", "--vdev", port], _BUFFERS
     return [
         *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}", "--in-memory", "--no-telemetry"),
-        *("--file-prefix", prefix, "-m", str(memory_mib), *device),
+        *("--file-prefix", prefix, "-m", str(memory_mib), *options),
         *("--", "--interactive", "--no-mlockall", "--forward-mode=mac"),
         *(f"--eth-peer=0,{peer}", f"--total-num-mbufs={buffers}", "--record-core-cycles"),
     ]
-
-
-def vhost_command(socket: str, cpu: int, peer: str, prefix: str) -> list[str]:
-    """The command line of a function behind a vhost-user port. Pure."""
-    device = f"net_virtio_user0,path={socket},server=1,queue_size={RING}"
-    return command(
-        ("--single-file-segments", "--no-pci", "--vdev", device), cpu, peer, prefix, _BUFFERS
-    )
-
-
-def vf_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
-    """The command line of a function that has a VF by vfio-pci. Pure."""
-    return command(("-a", address), cpu, peer, prefix, _VF_BUFFERS)
 
 
 GUEST_DIRECTORY = "/tmp"
@@ -94,11 +88,6 @@ echo $pages >/proc/sys/vm/nr_hugepages
 echo $address
 """
 """Takes a virtual machine's NIC from its kernel, and prints its PCI address."""
-
-
-def guest_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
-    """The command line of a function in a virtual machine, on its NIC. Pure."""
-    return command(("-a", address), cpu, peer, prefix, _VF_BUFFERS, 2 * _GUEST_PAGES)
 
 
 class Function:

@@ -1,13 +1,15 @@
-"""Functions as guests, their addresses, and the steps that make a kernel a router. Pure."""
+"""Functions as guests, their addresses, and the steps that make a kernel a router."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
+from planewise.errors import PlanewiseError
 from planewise.testbed.chains.model import Chain
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import GUEST_INTERFACE, Guest
-from planewise.testbed.plan import Step, add_neighbour, add_route, set_address, set_sysctl
+from planewise.testbed.plan import Step, add_neighbour, add_route, set_sysctl
 
 SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
 """Addresses of the chain's two ends."""
@@ -15,6 +17,8 @@ SOURCES = "198.18.0.0/24"
 TARGETS = "198.19.0.0/16"
 """Networks of the two ends, by which functions route."""
 _PORT_INDEX = 24_000
+_SCRIPT_S = 600.0
+"""A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
 
 
 def address(number: int) -> str:
@@ -58,8 +62,8 @@ def function_guests(token: str, chain: Chain) -> dict[int, Guest]:
     }
 
 
-def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
-    """Steps that make a kernel route; `interface` is an existing one."""
+def router_settings(netns: str, interface: str) -> tuple[Step, ...]:
+    """Steps that make a kernel route between peers on one interface. Pure."""
     return (
         set_sysctl(netns, "net/ipv4/ip_forward", "1"),
         # Frames go back to the link they came from, for which the kernel would send redirects.
@@ -70,24 +74,19 @@ def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
     )
 
 
-def function_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
-    """`router_settings` of a chain's function, without IPv6: chains carry IPv4, and a kernel with
-    IPv6 would send multicast among their frames (MLD)."""
-    silent = set_sysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1")
-    return (*router_settings(netns, interface), silent)
-
-
 def routing(chain: Chain, functions: Mapping[int, Guest], ends: Sequence[str]) -> tuple[Step, ...]:
-    """Addresses and routes of all functions, which share one segment with the two ends.
+    """Settings and routes of all functions, which share one segment with the two ends. Pure.
 
-    `ends` are the MACs of the chain's ends.
+    Without IPv6: chains carry IPv4, and a kernel with IPv6 would send multicast among their frames
+    (MLD). `ends` are the MACs of the chain's ends.
     """
     steps: list[Step] = []
     for number, guest in functions.items():
         last = number == chain.vnfs or not chain.through
         onward = None if last else functions[number + 1]
         back = functions[number - 1] if chain.through and number > 1 else None
-        steps.append(set_address(guest.netns, GUEST_INTERFACE, f"{guest.ipv4}/32"))
+        steps += router_settings(guest.netns, GUEST_INTERFACE)
+        steps.append(set_sysctl(guest.netns, f"net/ipv6/conf/{GUEST_INTERFACE}/disable_ipv6", "1"))
         steps += _route(guest.netns, TARGETS, onward, ends[1], (TARGET, target(number)))
         steps += _route(guest.netns, SOURCES, back, ends[0], (SOURCE,))
     return tuple(steps)
@@ -109,14 +108,14 @@ def _route(
 
 
 def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
-    """The lines of shell that make a guest a router.
+    """The lines of shell that make a guest a router. Pure.
 
-    `steps` make namespaces routers, `name` is the guest's among them. It has its address already;
-    routes to the same destinations are replaced.
+    `steps` make namespaces routers, `name` is the guest's among them. Routes to the same
+    destinations are replaced.
     """
     lines = []
     for step in steps:
-        if step.netns != name or step.words.startswith("address "):
+        if step.netns != name:
             continue
         neighbour = re.fullmatch(r"neighbour replace (\S+) lladdr (.+) dev (\S+) .*", step.words)
         if neighbour is not None:  # busybox' ip adds none
@@ -129,17 +128,17 @@ def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def router_scripts(
-    chain: Chain, functions: Mapping[int, Guest], ends: Sequence[str]
-) -> dict[int, tuple[str, ...]]:
-    """By number, the lines of shell that make virtual machines routers; see `routing`."""
-    steps = routing(chain, functions, ends)
-    return {
-        number: router_script(
-            (*function_settings(guest.netns, GUEST_INTERFACE), *steps), guest.netns
-        )
-        for number, guest in functions.items()
-    }
+def run_script(host: Host, guest: Guest, lines: Sequence[str]) -> str:
+    """Runs lines of shell in a virtual machine that shall forward; returns their output.
+
+    Raises:
+        PlanewiseError: a line failed.
+    """
+    text = "set -e\n" + "\n".join(lines) + "\n"
+    done = host.run(["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_SCRIPT_S)
+    if done.exit_code:
+        raise PlanewiseError(f"{guest.name} cannot forward: {done.last_line}")
+    return done.stdout.strip()
 
 
 def peers(chain: Chain, functions: Mapping[int, Guest], end: str) -> dict[int, str]:

@@ -57,7 +57,8 @@ class Namespaces(Guests):
             words = ["ip", "-n", guest.netns, "link", "delete", guest.interface]
             self.state.host.run(words)
         with suppress(PlanewiseError):
-            placed.plane.unplug(self.state, placed)
+            if not placed.socket:
+                placed.plane.unplug(self.state, placed)
         with suppress(PlanewiseError):
             if not placed.plane.is_host:
                 self.end(placed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts.machine import MachineState
@@ -26,9 +27,13 @@ class PlacedGuest:
     """Whether its peer lives on the same machine."""
     ready: bool = False
     """Whether it has its interface, and a virtual machine has come up."""
+    asleep: bool = False
+    """Whether a virtual machine's CPUs are stopped."""
     vf: ListedVf | None = None
     port: str | None = None
     """The host side of its interface, once it was looked up."""
+    socket: str = ""
+    """Of a switch in user space that has its port already; empty: its plane makes the port."""
     peer: Guest | None = None
     """The guest that it was introduced to."""
     vm_options: Mapping[str, int] = field(default_factory=dict)
@@ -84,3 +89,18 @@ class Guests(ABC):
 
     def close(self) -> None:  # noqa: B027 - most end with what their state opened
         """Ends all of them."""
+
+
+Key = TypeVar("Key")
+
+
+def remove_lost(kind: Guests, placed: dict[Key, PlacedGuest]) -> set[Key]:
+    """Removes guests that ended or never came up, with their VFs; returns the former."""
+    ready = [one for one in placed.values() if one.ready]
+    ended = [id(one) for one, _ in kind.lost(ready)] if ready else []
+    lost: set[Key] = set()
+    for key, one in list(placed.items()):
+        if not one.ready or id(one) in ended:
+            kind.remove(placed.pop(key))
+            lost |= {key} if one.ready else set()
+    return lost

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed import script
@@ -28,6 +28,9 @@ from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.plan import Step
+
+if TYPE_CHECKING:
+    from planewise.testbed.guests.vms.agent import GuestAgent
 
 GRACE_S = 3.0
 """How long a process that was asked to stop may take before it is killed."""
@@ -185,20 +188,6 @@ class HostProcess(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-class GuestAgent(Protocol):
-    """Reaches into a guest that has a kernel and files of its own."""
-
-    def start(self, argv: Sequence[str], stdin: bytes | None, expected_s: float) -> HostProcess:
-        """Starts a process in the guest; see `Host.start`."""
-
-    def read(self, path: str) -> bytes:
-        """A file of the guest.
-
-        Raises:
-            PlanewiseError: it cannot be read.
-        """
 
 
 class Host(ABC):

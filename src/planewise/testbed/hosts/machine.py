@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from planewise import procfs
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.guests.docker import REMOVE_CGROUPS, Docker
-from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import HostRole
 from planewise.testbed.switches.dpdk_switch import PROGRAM as DPDK_PROGRAM
@@ -157,6 +155,7 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
     """
     cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
     script = (
+        "PATH=$PATH:/usr/sbin:/sbin; "
         'cat "/sys/class/net/$1/device/sriov_totalvfs" 2>/dev/null || echo 0; '
         'basename "$(readlink "/sys/class/net/$1/device/driver" || echo none)"; '
         "sed -n 's/^MemAvailable: *//p' /proc/meminfo; "
@@ -215,16 +214,6 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
         ),
         iommu=pf.iommu_group is not None,
     )
-
-
-def remove_namespaces(machine: Machine, names: Sequence[str]) -> None:
-    """Removes network namespaces of a machine; a missing one is no error."""
-    if machine.netns:
-        for name in names:
-            netns.remove(name)
-    else:
-        script = 'for name; do ip netns delete "$name" 2>/dev/null; done; true'
-        machine.host.run(["sh", "-c", script, "sh", *names], timeout_s=60)
 
 
 MAC_FILTERS = {"igb": 24, "igbvf": 24}

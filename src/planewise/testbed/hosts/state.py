@@ -71,13 +71,6 @@ def offloads_of(interface: str) -> str:
     return " ".join(sorted(name for name in enabled if any(kind in name for kind in kinds)))
 
 
-def generator_of(interface: str, driver: str) -> str:
-    """Which of the kernel's generators can send by a NIC of this machine, else why not."""
-    from planewise.testbed.hosts.xdp import generator_text, xdp_features
-
-    return generator_text(driver, xdp_features(interface))
-
-
 def nic_offloads() -> dict[str, str]:
     """Enabled offloads of each NIC of this machine that can be asked."""
     # Interfaces of software have no device.

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from planewise.testbed.chains.machines import run_script
-from planewise.testbed.chains.routing import router_script, router_settings
+from planewise.testbed.chains.routing import router_script, router_settings, run_script
 from planewise.testbed.guests.docker import Docker, name_networks
-from planewise.testbed.guests.vms import booted
+from planewise.testbed.guests.kind import PlacedGuest
+from planewise.testbed.guests.vms.booted import machines_on
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.guests.vms.platform import platform_of
 from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.machine import Machine, MachineState
 from planewise.testbed.hosts.pair import owned
 from planewise.testbed.hosts.xdp import XDP_ROUTER, attach
 from planewise.testbed.model import (
@@ -26,6 +26,7 @@ from planewise.testbed.model import (
     WIRE_INDEX,
     CounterPoint,
     Guest,
+    Site,
     TrialPath,
 )
 from planewise.testbed.plan import (
@@ -141,6 +142,7 @@ def _machine(token: str) -> tuple[Guest, Mapping[str, str]]:
         mac=_MACHINE_MAC,
         ipv4="198.18.0.1",
         ipv6="2001:2:0:1::1",
+        port=_TAP,
     )
     neighbours = {
         address: mac
@@ -245,11 +247,14 @@ def _start_machine(
 ) -> str:
     """Starts the router that is a virtual machine; returns why its times are emulated."""
     guest, neighbours = _machine(token)
-    options = VmOptions(main_cpus=cpus)
-    platform = platform_of(host)
-    machines = opened.enter_context(booted.guests_on(host, platform, options))
-    nic = replace(nic_of("virtio", guest, _TAP, machines), ring_packets=ring_packets)
-    machines.start(guest, nic, mtu_bytes, neighbours)
+    platform, site = platform_of(host), Site("responder", "", BRIDGE, mtu_bytes)
+    state = MachineState(Machine(host, "", "", "", netns=host.place), "responder", token)
+    options = VmOptions(main_cpus=cpus, ring_packets=ring_packets)
+    machines = machines_on(state, platform, options)
+    opened.callback(machines.close)
+    machines.prepare((), ())  # the plan has made its tap
+    machines.wake([(PlacedGuest(guest, site), None)])
+    machines.set_neighbours(guest, neighbours)
     ipv6 = set_sysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
     steps = (*router_settings(guest.netns, GUEST_INTERFACE), ipv6)
     run_script(host, guest, router_script(steps, guest.netns))

@@ -19,10 +19,12 @@ from planewise.boot import packages
 from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError
 from planewise.testbed.guests.vms.domain import VmOptions, domain_xml
-from planewise.testbed.guests.vms.guests import HostGuests, Saved, read
+from planewise.testbed.guests.vms.guests import Saved, read
 from planewise.testbed.guests.vms.image import remove_unused
+from planewise.testbed.guests.vms.kind import VirtualMachines
 from planewise.testbed.guests.vms.platform import VmPlatform, local_image
 from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.machine import Machine, MachineState
 from planewise.testbed.model import make_guest
 
 
@@ -33,9 +35,10 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
         PlanewiseError: it does not boot, or the cache has no room.
     """
     emulated = replace(platform, accelerator=Accelerator("tcg", "it is booted to be kept"))
-    guest = make_guest("b0070000", "sender", "main", 0, "")
-    host = LocalHost("booted")
-    guests = HostGuests(host, emulated, options)
+    token, host = "b0070000", LocalHost("booted")
+    guest = make_guest(token, "sender", "main", 0, "")
+    state = MachineState(Machine(host, "", "", ""), "sender", token)
+    machines = VirtualMachines(state, options, emulated)
     try:
         identity = f"{domain_xml(guest, emulated, options, '')}{_boot()}"
         cache = packages.cache_directory()
@@ -46,12 +49,12 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
                 os.utime(path)
             else:
                 remove_unused(cache, "booted-*.save")
-                with guests:
-                    guests.boot(guest)
+                with machines.libvirt as libvirt:
+                    machines.boot(guest)
                     partial = path.with_suffix(".part")
                     with suppress(FileNotFoundError):
                         partial.unlink()
-                    guests.libvirt.save(guest.netns, str(partial))
+                    libvirt.save(guest.netns, str(partial))
                     partial.chmod(0o644)
                     partial.rename(path)
         return read(path)
@@ -64,13 +67,18 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
         host.close()
 
 
-def guests_on(host: Host, platform: VmPlatform, options: VmOptions) -> HostGuests:
+def machines_on(
+    state: MachineState, platform: VmPlatform, options: VmOptions, parallel: int = 2
+) -> VirtualMachines:
     """The virtual machines of a host, which wake where a boot would take long.
+
+    `parallel` of them boot at a time.
 
     Raises:
         PlanewiseError: the guest that they are copies of does not boot.
     """
-    return HostGuests(host, platform, options, saved=saved_for(host, platform, options))
+    saved = saved_for(state.host, platform, options)
+    return VirtualMachines(state, options, platform, parallel, saved)
 
 
 def saved_for(host: Host, platform: VmPlatform, options: VmOptions) -> Saved | None:

@@ -49,6 +49,8 @@ class VmOptions:
     """Let a switch in user space see the guest's memory, as vhost-user needs it."""
     programs: tuple[str, ...] = ()
     """Programs of this machine that guests have beside pw-probe and a shell."""
+    ring_packets: int | None = None
+    """Of a virtio NIC's receive ring; None: QEMU's default."""
     managed: bool = False
     """Let planewised give a guest VFs while it runs."""
 
@@ -81,7 +83,6 @@ class Nic:
     queues: int = 1
     offloads: bool = False
     ring_packets: int | None = None
-    """Of a virtio NIC's receive ring; None: QEMU's default."""
     standby: bool = False
     """Whether the guest's kernel sends by a VF in its place while it has one (net_failover)."""
 
