@@ -35,6 +35,11 @@ BESIDE, BESIDE_ADDRESS = "still", "198.18.8.12"
 PEER = "198.18.8.2"
 """The other host's address in the containers' network."""
 
+HOST, HOST_ADDRESS = "the host", "198.18.9.1"
+"""The host's own address on its other NIC, which no guest has a path to."""
+
+ADDRESSES = MANAGED | {BESIDE: BESIDE_ADDRESS, HOST: HOST_ADDRESS}
+
 VFS = 4
 """VFs of pf0: one a managed container, two for virtual machines."""
 
@@ -60,6 +65,9 @@ for guest in {BESIDE}={BESIDE_ADDRESS} {" ".join(f"{k}={v}" for k, v in MANAGED.
     docker run --detach --name ${{guest%=*}} --network pw --ip ${{guest#*=}} $labels pw \\
         reflect --poll-us 0 >/dev/null
 done
+ip link set pf1 up
+ip address add {HOST_ADDRESS}/24 dev pf1
+systemd-run --quiet --unit reflector pw-probe reflect --poll-us 0
 """
 
 DPDK = """
@@ -91,13 +99,14 @@ systemctl enable --now planewised
 SUM_UP = """
 awk -F, 'NR > 1 && !/unsent/ {
     sent++
+    if (latest && $3 - latest > silence) silence = $3 - latest
     if ($6 == "") next
     answered++
     if (latest && $6 - latest > silence) silence = $6 - latest
     if ($6 > latest) latest = $6
-} END { print sent + 0, answered + 0, silence / 1e9 }' /tmp/GUEST.csv
+} END { print sent + 0, answered + 0, silence / 1e9 }' '/tmp/GUEST.csv'
 """
-"""Packets sent and answered, and the longest time between two answers [s]."""
+"""Packets sent and answered, and the longest time between two answers or until the end [s]."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,11 @@ class Stage:
         self.shell(DPDK)
         self.until("testpmd to hold its VF", lambda: self.shell(HELD))
         self.testpmd = self.shell("pgrep -x -u dpdk dpdk-testpmd").strip()
-        shell(self.b, f"ethtool -G pf0 rx 4096; ip address add {PEER}/24 dev pf0")
+        shell(
+            self.b,
+            f"ethtool -G pf0 rx 4096; ip address add {PEER}/24 dev pf0;"
+            "ip link set pf1 up; ip address add 198.18.9.2/24 dev pf1",
+        )
         self.b.put(package, f"/tmp/{package.name}")
         shell(self.b, f"apt-get install -y -qq /tmp/{package.name} 2>&1")
         self.shell(CONFIGURE)
@@ -172,6 +185,10 @@ class Stage:
         """What the daemon says of a guest; None where it knows none of that name."""
         return next((guest for guest in self.status().guests if guest.id == name), None)
 
+    def holdings(self) -> dict[str, tuple[str | None, int]]:
+        """Each guest's VF, and since when it has it or has none [ms since 1970]."""
+        return {guest.id: (guest.vf, guest.since_unix_ms) for guest in self.status().guests}
+
     def holds(self, name: str, *, vf: bool = True) -> bool:
         """Whether a guest has a VF, or has none, and is not being moved."""
         guest = self.guest(name)
@@ -204,6 +221,13 @@ class Stage:
         for name in MANAGED:
             self.until(f"{name} to have a VF", lambda: self.holds(name))  # noqa: B023
             self.until(f"{name} to send by it", lambda: self.sends_by(name) == "pw-vf")  # noqa: B023
+
+    def life(self) -> str:
+        """The daemon's process, how often its unit started it again, and its panics."""
+        return self.shell(
+            "systemctl show -p MainPID,NRestarts planewised;"
+            "journalctl -q -u planewised -o cat --no-pager | grep panicked || :"
+        )
 
     def pid(self, container: str) -> str:
         return self.shell(f"docker inspect --format '{{{{.State.Pid}}}}' {container}").strip()
@@ -258,11 +282,10 @@ class Stage:
         self, what: str, do: Callable[[], None], guests: Sequence[str], said: list[str]
     ) -> list[Stream]:
         """Does something while the other host probes guests; tells what the probes saw."""
-        addresses = MANAGED | {BESIDE: BESIDE_ADDRESS}
         with ExitStack() as stack:
             streams = []
             for guest in guests:
-                ping = ["pw-probe", "ping", addresses[guest], "--proto", "stamp", "--no-watch"]
+                ping = ["pw-probe", "ping", ADDRESSES[guest], "--proto", "stamp", "--no-watch"]
                 ping += ["--rate", str(PPS), "--duration", "3600", "--patience", "60"]
                 ping += ["--timeout", "5", "--packets", f"/tmp/{guest}.csv"]
                 streams.append(stack.enter_context(self.b.start(ping)))

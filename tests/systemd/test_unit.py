@@ -34,7 +34,7 @@ def test_a_container_that_restarts_at_once_loses_its_vf_and_gets_one_again_and_n
     stage: Stage, said: list[str]
 ) -> None:
     stage.settle()
-    other = stage.guest("batch")
+    other = stage.holdings()["batch"]
     before = stage.shell("docker inspect --format '{{.State.StartedAt}}' web")
 
     def restart() -> None:
@@ -45,31 +45,27 @@ def test_a_container_that_restarts_at_once_loses_its_vf_and_gets_one_again_and_n
 
     stage.probed("docker restart -t0, three times", restart, ("web", BESIDE), said)
     assert stage.shell("docker inspect --format '{{.State.StartedAt}}' web") != before
-    after = stage.guest("batch")
-    assert other is not None
-    assert after is not None
-    assert (after.vf, after.since_unix_ms) == (other.vf, other.since_unix_ms)
+    assert stage.holdings()["batch"] == other
 
 
 def test_while_docker_is_stopped_its_containers_keep_what_they_have(
     stage: Stage, said: list[str]
 ) -> None:
     stage.settle()
-    before = {guest.id: (guest.vf, guest.since_unix_ms) for guest in stage.status().guests}
+    before = stage.holdings()
 
     def stop_and_start() -> None:
         stage.shell("systemctl stop docker.socket docker.service")
         begun = time.monotonic()
         while time.monotonic() - begun < 20:
-            now = {guest.id: (guest.vf, guest.since_unix_ms) for guest in stage.status().guests}
-            assert now == before, now
+            assert stage.holdings() == before
             time.sleep(1)
         stage.shell("systemctl start docker.socket docker.service")
         stage.settle()
 
     stage.probed("dockerd stopped for 20 s and started", stop_and_start, ("web", BESIDE), said)
     stage.assert_whole("after dockerd was away")
-    assert before == {guest.id: (guest.vf, guest.since_unix_ms) for guest in stage.status().guests}
+    assert stage.holdings() == before
     assert set(before) == set(MANAGED)
 
 

@@ -252,13 +252,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_bond_sends_by_the_member_that_it_names_and_by_none_while_that_is_zero() {
+        let active = |index| {
+            let mut link = Link::default();
+            link.take(LinkInfo::Data(InfoData::Bond(vec![InfoBond::ActivePort(index)])));
+            link.active
+        };
+        assert_eq!((active(7), active(0)), (Some(7), None));
+    }
+
+    #[test]
     fn every_address_that_is_accepted_reads_back_as_itself() {
         for text in ["198.18.0.1", "198.18.0.1/33", "2001:2::1/129", "198.18.0.1/+4", "x/8", "/8"] {
-            assert_eq!(
-                text.parse::<Cidr>().map_err(|error| error.kind),
-                Err(pw_error::Kind::BadInput),
-                "{text:?}"
-            );
+            let error = text.parse::<Cidr>().expect_err(text);
+            assert_eq!(error.kind, pw_error::Kind::BadInput, "{text:?}");
         }
         pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(cidr) = text.parse::<Cidr>() {

@@ -306,18 +306,25 @@ impl World {
     }
 }
 
-fn user_of(place: &VfPlace, hidden: bool, fault: Option<Fault>) -> User {
-    match place {
-        VfPlace::Unknown(_) if fault == Some(Fault::UnknownIsNobody) => User::Nobody,
-        // A process has it by VFIO: it has no interface that could be hidden.
-        VfPlace::Foreign(why) => User::Host(why.clone()),
-        VfPlace::Unknown(why) => User::Unknown(why.clone()),
-        _ if hidden => {
-            User::Unknown("its interface is in no namespace that can be seen".to_owned())
+impl State {
+    /// Who uses a VF, and whether a managed guest may have left it behind.
+    fn user_of(&self, place: &VfPlace) -> (User, bool) {
+        let hidden = self.unseen > 0;
+        match place {
+            VfPlace::Unknown(_) if self.fault == Some(Fault::UnknownIsNobody) => {
+                (User::Nobody, false)
+            }
+            // A process has it by VFIO: it has no interface that could be hidden.
+            VfPlace::Foreign(why) => (User::Host(why.clone()), false),
+            VfPlace::Unknown(why) => (User::Unknown(why.clone()), false),
+            _ if hidden => {
+                let why = "its interface is in no namespace that can be seen";
+                (User::Unknown(why.to_owned()), true)
+            }
+            VfPlace::Pool => (User::Nobody, false),
+            VfPlace::Guest(guest) => (User::Guest(format!("{guest} has it")), true),
+            VfPlace::Lost => (User::Guest("a namespace of nobody has it".to_owned()), true),
         }
-        VfPlace::Pool => User::Nobody,
-        VfPlace::Guest(guest) => User::Guest(format!("{guest} has it")),
-        VfPlace::Lost => User::Guest("a namespace of nobody has it".to_owned()),
     }
 }
 
@@ -348,7 +355,7 @@ impl Pool for SimulatedPool {
         view.pfs.values_mut().for_each(|pf| pf.link_up = !state.link_down);
         for (id, vf) in &state.host.vfs {
             if let Some(pool_vf) = view.vfs.get_mut(id) {
-                pool_vf.user = user_of(&vf.place, state.unseen > 0, state.fault);
+                (pool_vf.user, pool_vf.strayed) = state.user_of(&vf.place);
                 pool_vf.mac = vf.mac;
                 let down = state.vf_links_down.contains(id);
                 let unseen = state.fault == Some(Fault::FallbackUnseen);
@@ -374,8 +381,6 @@ impl World {
     /// A reading of the pool, which `sample` completes.
     fn read(&self) -> Result<PoolView> {
         let mut state = self.lock();
-        let hidden = state.unseen > 0;
-        state.unseen = state.unseen.saturating_sub(1);
         if state.pf_away {
             return Ok(PoolView { missing: vec![PF.into()], ..PoolView::default() });
         }
@@ -388,19 +393,12 @@ impl World {
         };
         let mut view = PoolView { pfs: [(PfId::from(PF), pf)].into(), ..PoolView::default() };
         for (id, vf) in &state.host.vfs {
-            let pool_vf = PoolVf {
-                mac: vf.mac,
-                link_up: false,
-                user: user_of(&vf.place, hidden, state.fault),
-                strayed: match vf.place {
-                    VfPlace::Foreign(_) | VfPlace::Unknown(_) => false,
-                    VfPlace::Lost | VfPlace::Guest(_) => true,
-                    VfPlace::Pool => hidden,
-                },
-                ..PoolVf::unused("ffff:00:00.0".parse()?)
-            };
+            let (user, strayed) = state.user_of(&vf.place);
+            let unused = PoolVf::unused("ffff:00:00.0".parse()?);
+            let pool_vf = PoolVf { mac: vf.mac, link_up: false, user, strayed, ..unused };
             view.vfs.insert(id.clone(), pool_vf);
         }
+        state.unseen = state.unseen.saturating_sub(1);
         Ok(view)
     }
 }

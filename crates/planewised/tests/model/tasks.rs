@@ -21,7 +21,7 @@ pub const STEP_TIMEOUT_MS: u64 = 30_000;
 const SEEN_MS: u64 = 4_000;
 
 /// The same numbers from the same seed (xorshift64*).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Chance(u64);
 
 impl Chance {
@@ -39,7 +39,7 @@ impl Chance {
 }
 
 /// What is shared by the core's crew, its journal and the test.
-#[derive(Debug)]
+#[derive(Default)]
 pub struct Shared {
     pub now_ms: u64,
     pub chance: Chance,
@@ -92,17 +92,8 @@ enum Waiting {
     Read(Report),
 }
 
-impl std::fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Task(task) => write!(f, "task {}", task.number),
-            Self::Read(_) => f.write_str("a reading"),
-        }
-    }
-}
-
 /// Simulated executors.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Made {
     shared: Arc<Mutex<Shared>>,
     world: World,
@@ -110,24 +101,7 @@ pub struct Made {
 
 impl Made {
     pub fn new(world: World, seed: u64) -> Self {
-        let shared = Shared {
-            now_ms: 0,
-            chance: Chance::new(seed ^ 0x5eed),
-            pending: Vec::new(),
-            text: Vec::new(),
-            intents: BTreeMap::new(),
-            begun_ms: BTreeMap::new(),
-            full: false,
-            full_is_unseen: false,
-            no_threads: false,
-            unbegun: Vec::new(),
-            unread_since_ms: BTreeMap::new(),
-            away_since_ms: BTreeMap::new(),
-            liars: BTreeSet::new(),
-            violations: Vec::new(),
-            steps: 0,
-            told: VecDeque::new(),
-        };
+        let shared = Shared { chance: Chance::new(seed ^ 0x5eed), ..Shared::default() };
         Self { shared: Arc::new(Mutex::new(shared)), world }
     }
 

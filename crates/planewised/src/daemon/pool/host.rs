@@ -35,6 +35,8 @@ const CLOSING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Age at which the host's filters are read again.
 const FILTERS_OLD: Duration = Duration::from_secs(5);
+/// All that a sample shows of a user that came.
+const CAME: &str = "it has just left the host";
 
 /// The VFs of this host's PFs.
 pub struct HostPool {
@@ -79,21 +81,14 @@ impl HostPool {
         Arc::clone(&self.filters)
     }
 
-    /// A VF's user by a few files of sysfs: they show interfaces of this namespace, and whether vfio-pci has
-    /// enabled the device for a process.
-    fn quick_user(&self, vf: PciAddress) -> User {
+    /// Is a VF with the host, by a few files of sysfs? They show interfaces of this namespace, and whether
+    /// vfio-pci has enabled the device for a process.
+    fn is_home(&self, vf: PciAddress) -> bool {
         let tree = self.kernel.tree();
         match tree.link(vf, "driver").as_deref() {
-            None => User::Nobody,
-            Some(driver::VFIO) => match tree.number(vf, "enable") {
-                Some(0) => User::Nobody,
-                Some(_) => User::Guest("a process has opened it".to_owned()),
-                None => User::Unknown("sysfs does not say whether it is enabled".to_owned()),
-            },
-            Some(_) if tree.interfaces(vf).is_empty() => {
-                User::Guest("its interface is not in this namespace".to_owned())
-            }
-            Some(_) => User::Nobody,
+            None => true,
+            Some(driver::VFIO) => tree.number(vf, "enable") == Some(0),
+            Some(_) => !tree.interfaces(vf).is_empty(),
         }
     }
 }
@@ -195,12 +190,7 @@ impl PoolExecutor {
         let set_mac = |mac: Mac| set(Setting::Mac(mac));
         if let Step::Recall { .. } = step {
             let (_, vf) = self.vf(id, address)?;
-            return Ok(match &vf.netdev {
-                Some(netdev) if !netdev.netns.is_host() => {
-                    plan::return_to_host(&vf, &self.names()?)
-                }
-                _ => Vec::new(),
-            });
+            return recall(id, &vf, &self.names()?);
         }
         let (pf, vf) = self.unused_vf(id, address, deadline)?;
         Ok(match step {
@@ -292,15 +282,15 @@ impl Pool for HostPool {
                     _ => pf.link_up,
                 };
                 vf.changed = changed(&info.config);
-                let user = self.quick_user(vf.address);
+                let is_home = self.is_home(vf.address);
                 let by_interface = at_home.get(&vf.address.to_string()).copied();
-                let nowhere = if user.is_nobody() { Mac::NONE } else { vf.mac };
+                let nowhere = if is_home { Mac::NONE } else { vf.mac };
                 vf.mac = delivered(info.config.mac, by_interface).unwrap_or(nowhere);
                 // This shows that a user came or went; its identity, and the host's own use, take a reading.
-                let with_host = matches!(vf.user, User::Nobody | User::Host(_));
-                if user.is_nobody() != with_host {
-                    tracing::debug!("{id}: {user:?} was {:?}", vf.user);
-                    vf.user = user;
+                if is_home != matches!(vf.user, User::Nobody | User::Host(_)) {
+                    tracing::debug!("{id}: with the host: {is_home}; it was {:?}", vf.user);
+                    vf.user = if is_home { User::Nobody } else { User::Guest(CAME.into()) };
+                    vf.strayed = false;
                 }
                 if let (Reading::Counted(_), Some(count)) = (vf.counters, info.counters) {
                     vf.counters = reading(&model::Counters::Supported(count));
@@ -386,6 +376,18 @@ fn strayed(vf: &model::Vf) -> bool {
     }
 }
 
+/// Brings a VF home that a managed guest left behind: by now another may have taken it.
+fn recall(id: &VfId, vf: &model::Vf, taken: &[String]) -> Result<plan::Plan> {
+    let away = vf.netdev.as_ref().filter(|netdev| !netdev.netns.is_host());
+    match away.filter(|_| !strayed(vf)) {
+        Some(netdev) => Err(Error::failed(
+            format!("the VF {id} is left alone: another namespace has it as {}", netdev.name),
+            "it is looked at again once it is unused",
+        )),
+        None => Ok(plan::return_to_host(vf, taken)),
+    }
+}
+
 /// The address whose frames the NIC delivers to the VF: the PF's setting, else its interface's; none: neither
 /// shows one.
 fn delivered(by_pf: Option<Mac>, by_interface: Option<Mac>) -> Option<Mac> {
@@ -408,12 +410,37 @@ fn reading(counters: &model::Counters) -> Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::net::tests::link;
+    use crate::daemon::pool::usage::tests::vf;
+
+    fn this_machine() -> HostPool {
+        HostPool::new(Vec::new(), Path::new("/nowhere"), Budget { per_port: 1, per_pf: 1 })
+    }
+
+    #[test]
+    fn no_port_is_judged_by_filters_that_were_read_before_it_appeared() {
+        let (mut machine, mut net) = (this_machine(), Net::open().expect("Linux"));
+        for index in [7, 8] {
+            let links = [(index, link(index, "pwport", "veth", Some(1)))].into();
+            assert!(machine.read_filters(&mut net, &links).read.contains(&index), "{index}");
+        }
+    }
+
+    #[test]
+    fn a_vf_is_recalled_from_where_a_guest_left_it_and_not_from_who_took_it_since_it_was_read() {
+        let (id, mut vf) = (VfId::new("pf0", 0), vf());
+        assert_eq!(recall(&id, &vf, &[]).expect("it is at home"), []);
+        let netdev = vf.netdev.as_mut().expect("it has one");
+        netdev.netns = NetNs::Other(model::Namespace { inode: 9, path: "/run/netns/web".into() });
+        let error = recall(&id, &vf, &[]).expect_err("another's");
+        assert!(error.what.contains("another namespace has it as pf0v0"), "{}", error.what);
+        vf.netdev.as_mut().expect("it has one").name = VF_NAME.into();
+        assert_eq!(recall(&id, &vf, &[]).expect("left behind").len(), 1);
+    }
 
     #[test]
     fn a_pf_whose_index_is_nobodys_or_anothers_by_now_is_not_sampled_as_if_it_were_there() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let budget = Budget { per_port: 1, per_pf: 1 };
-        let mut machine = HostPool::new(Vec::new(), directory.path(), budget);
+        let mut machine = this_machine();
         let loopback = Net::open().and_then(|mut net| net.named("lo")).expect("Linux");
         let loopback = loopback.expect("everywhere").index;
         let mut sampled = |name: &str, index| {

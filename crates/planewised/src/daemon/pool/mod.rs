@@ -26,6 +26,7 @@ pub trait Pool: Send {
     }
 
     /// An executor of steps on VFs that are in no guest: `Reserve`, `SetMac`, `ClearMac`, `Recall` and
-    /// `Reset`. All but `Recall` refuse a VF unless it is certainly unused.
+    /// `Reset`. All but `Recall` refuse a VF unless it is certainly unused; `Recall` takes it from no namespace but
+    /// one that a managed guest may have left it in.
     fn executor(&self) -> Box<dyn Executor>;
 }

@@ -73,13 +73,13 @@ impl HostUse {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use pw_sriov::model::{Namespace, NetNs, Netdev};
 
     use super::*;
 
     /// A VF at home that nobody uses.
-    fn vf() -> model::Vf {
+    pub fn vf() -> model::Vf {
         let netdev =
             Netdev { name: "pf0v0".into(), index: 7, mtu_bytes: 1500, ..Netdev::default() };
         model::Vf {

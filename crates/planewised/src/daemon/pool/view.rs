@@ -42,7 +42,7 @@ pub struct PoolVf {
     /// Does it have a link, as far as the PF decides that?
     pub link_up: bool,
     /// A managed guest may have left it behind: its interface is in another namespace under the name that
-    /// it has in guests, or in none that can be seen.
+    /// it has in guests, or in none that can be seen. False once a sample shows another user.
     pub strayed: bool,
     /// The PF's counters of it.
     pub counters: Reading,
