@@ -3,7 +3,7 @@
 //! at growing intervals.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pw_alloc::model::Mac;
@@ -11,6 +11,7 @@ use pw_alloc::signal::Counters;
 use serde::Deserialize;
 
 use super::api::{Domain, Libvirt, Uuid};
+use super::watch::lock;
 
 /// Time limit of an agent's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -40,27 +41,18 @@ struct Agent {
     report: Option<(Report, Instant)>,
 }
 
-/// The agents.
-pub struct Agents {
-    libvirt: Arc<dyn Libvirt>,
-    agents: Mutex<BTreeMap<Uuid, Agent>>,
-    threaded: bool,
-}
-
-impl std::fmt::Debug for Agents {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agents").finish_non_exhaustive()
-    }
-}
+/// The agents to query, and their answers.
+#[derive(Debug, Default)]
+pub struct Agents(Mutex<BTreeMap<Uuid, Agent>>);
 
 impl Agents {
     /// Queries agents in a thread, which ends with the last owner.
-    pub fn start(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
-        let agents = Arc::new(Self { libvirt, agents: Mutex::default(), threaded: true });
-        let weak: Weak<Self> = Arc::downgrade(&agents);
+    pub fn start(mut libvirt: Box<dyn Libvirt>) -> Arc<Self> {
+        let agents = Arc::new(Self::default());
+        let weak = Arc::downgrade(&agents);
         let run = move || {
             while let Some(agents) = weak.upgrade() {
-                agents.poll();
+                agents.poll(&mut *libvirt, Instant::now());
                 drop(agents);
                 std::thread::sleep(LOOK);
             }
@@ -70,70 +62,52 @@ impl Agents {
         agents
     }
 
-    /// Queries agents only when [`Agents::poll`] is called.
-    #[cfg(test)]
-    pub fn idle(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
-        Arc::new(Self { libvirt, agents: Mutex::default(), threaded: false })
-    }
-
-    fn agents(&self) -> MutexGuard<'_, BTreeMap<Uuid, Agent>> {
-        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the agents to query.
     pub fn set_agents(&self, machines: impl Iterator<Item = (Domain, Mac)>) {
-        let mut agents = self.agents();
+        let mut agents = lock(&self.0);
         let mut previous = std::mem::take(&mut *agents);
         for (domain, mac) in machines {
             let same = |agent: &Agent| agent.domain == domain && agent.mac == mac;
             let kept = previous.remove(&domain.uuid).filter(same);
-            let fresh = || Agent {
-                domain: domain.clone(),
-                mac,
-                next: Instant::now(),
-                pause: EVERY,
-                report: None,
-            };
-            agents.insert(domain.uuid, kept.unwrap_or_else(fresh));
+            let (uuid, next) = (domain.uuid, Instant::now());
+            let fresh = || Agent { domain, mac, next, pause: EVERY, report: None };
+            agents.insert(uuid, kept.unwrap_or_else(fresh));
         }
     }
 
     /// Counters of the NIC beside the paravirtual one, and their age.
     pub fn counters(&self, uuid: &Uuid) -> Option<(Counters, Duration)> {
-        let (report, at) = self.agents().get(uuid)?.report?;
+        let (report, at) = lock(&self.0).get(uuid)?.report?;
         Some((report.counters?, at.elapsed()))
     }
 
-    /// Does the guest claim to drive a NIC beside the paravirtual one? Waits for its agent.
-    pub fn drives(&self, domain: &Domain, mac: Mac) -> bool {
-        let deadline = Instant::now() + PATIENCE;
-        let answer = self.libvirt.agent(domain, QUESTION, deadline);
-        answer.ok().and_then(|answer| read(&answer, mac)).is_some_and(|report| report.drives)
-    }
-
-    /// Queries all agents that are due.
-    pub fn poll(&self) {
-        let now = Instant::now();
-        let due: Vec<(Domain, Mac)> = self
-            .agents()
-            .values()
-            .filter(|agent| agent.next <= now || !self.threaded)
-            .map(|agent| (agent.domain.clone(), agent.mac))
-            .collect();
+    /// Queries all agents that are due at this moment.
+    pub fn poll(&self, libvirt: &mut dyn Libvirt, at: Instant) {
+        let agents = lock(&self.0);
+        let due = agents.values().filter(|agent| agent.next <= at);
+        let due: Vec<(Domain, Mac)> = due.map(|agent| (agent.domain.clone(), agent.mac)).collect();
+        drop(agents);
         for (domain, mac) in due {
-            let answer = self.libvirt.agent(&domain, QUESTION, Instant::now() + PATIENCE);
-            let report = answer.ok().and_then(|answer| read(&answer, mac));
-            let mut agents = self.agents();
+            let report = ask(libvirt, &domain, mac);
+            let mut agents = lock(&self.0);
             let Some(agent) = agents.get_mut(&domain.uuid) else { continue };
             let now = Instant::now();
             agent.pause = if report.is_some() { EVERY } else { (agent.pause * 2).min(LONGEST) };
             agent.next = now + agent.pause;
             // The former report stays, and ages.
-            if let Some(report) = report {
-                agent.report = Some((report, now));
-            }
+            agent.report = report.map(|report| (report, now)).or(agent.report);
         }
     }
+}
+
+fn ask(libvirt: &mut dyn Libvirt, domain: &Domain, mac: Mac) -> Option<Report> {
+    let answer = libvirt.agent(domain, QUESTION, Instant::now() + PATIENCE);
+    read(&answer.ok()?, mac)
+}
+
+/// Does the guest claim to drive a NIC beside the paravirtual one? Waits for its agent.
+pub fn drives(libvirt: &mut dyn Libvirt, domain: &Domain, mac: Mac) -> bool {
+    ask(libvirt, domain, mac).is_some_and(|report| report.drives)
 }
 
 #[derive(Deserialize)]

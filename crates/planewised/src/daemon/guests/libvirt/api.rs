@@ -18,29 +18,13 @@ pub struct Domain {
     pub id: i32,
 }
 
-/// An event.
+/// An event: a domain started, stopped, changed its devices or its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A domain started, stopped, changed its devices or its metadata.
-    Changed(Uuid),
-    /// A device has left a domain.
-    DeviceRemoved {
-        /// Which domain.
-        uuid: Uuid,
-        /// The device's alias.
-        alias: String,
-    },
-    /// A guest refused to release a device.
-    RemovalFailed {
-        /// Which domain.
-        uuid: Uuid,
-        /// The device's alias.
-        alias: String,
-    },
-    /// The connection was made: whatever happened before it is unknown.
-    Connected,
-    /// The connection is lost.
-    Lost,
+pub struct Event {
+    /// Which domain.
+    pub uuid: Uuid,
+    /// The alias of the device that its guest refused to release, if that is the event.
+    pub refused: Option<String>,
 }
 
 /// Kind of a refusal.
@@ -91,36 +75,36 @@ impl Refusal {
 /// Libvirt's answer.
 pub type Answer<T> = Result<T, Refusal>;
 
-/// A libvirt. A connection that is lost is made again by the next call.
-pub trait Libvirt: Send + Sync {
-    /// The domains that run.
-    fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>>;
+/// A connection to libvirt. Once lost it is made again by the next call.
+pub trait Libvirt: Send {
+    /// Another connection to the same libvirt.
+    fn another(&self) -> Box<dyn Libvirt>;
 
-    /// The live XML of each of these domains, in their order.
-    ///
-    /// # Errors
-    /// Libvirt is gone or late; a domain that went away has an error of its own.
-    fn xml(&self, domains: &[Domain], deadline: Instant) -> Answer<Vec<Answer<String>>>;
+    /// Connects, unless connected. True after a new connection: whatever happened before is unknown.
+    fn connect(&mut self) -> Answer<bool>;
+
+    /// The domains that run.
+    fn domains(&mut self, deadline: Instant) -> Answer<Vec<Domain>>;
+
+    /// A domain's live XML.
+    fn xml(&mut self, domain: &Domain, deadline: Instant) -> Answer<String>;
 
     /// Names and configurations of the domains that do not run.
-    fn configured(&self, deadline: Instant) -> Answer<Vec<(String, String)>>;
+    fn configured(&mut self, deadline: Instant) -> Answer<Vec<(String, String)>>;
 
     /// Plugs a device into a running domain.
-    fn attach(&self, domain: &Domain, device: &str, deadline: Instant) -> Answer<()>;
+    fn attach(&mut self, domain: &Domain, device: &str, deadline: Instant) -> Answer<()>;
 
     /// Asks a running domain's guest to release the device of this alias. The guest may take its time:
     /// the device is gone when the live XML no longer has it.
-    fn detach(&self, domain: &Domain, alias: &str, deadline: Instant) -> Answer<()>;
+    fn detach(&mut self, domain: &Domain, alias: &str, deadline: Instant) -> Answer<()>;
 
     /// Sends a command to the agent in a guest. Its answer is the guest's claim.
-    fn agent(&self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String>;
+    fn agent(&mut self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String>;
 
-    /// Waits for events, at most this long; returns all since the last call, in order. For one thread only.
-    fn events(&self, wait: Duration) -> Vec<Event>;
+    /// The events since the last call, in order; waits for one at most this long. The first call subscribes.
+    fn events(&mut self, wait: Duration) -> Answer<Vec<Event>>;
 
     /// Is libvirt installed on this host, whether or not it runs?
     fn installed(&self) -> bool;
-
-    /// Connects, unless connected.
-    fn connect(&self) -> Answer<()>;
 }

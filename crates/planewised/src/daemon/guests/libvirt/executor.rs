@@ -9,12 +9,11 @@ use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::step::{Path, Step};
 use pw_sriov::address::PciAddress;
 
-use super::Guest;
-use super::agent::Agents;
-use super::api::{self, Domain, Libvirt, Refusal, Uuid, Why};
+use super::{Guest, agent};
+use super::api::{Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::{self, Described};
 use super::host::Host;
-use super::watch::{Watch, lock};
+use super::watch::lock;
 use crate::daemon::pool::PoolView;
 use crate::daemon::tasks::Executor;
 
@@ -41,9 +40,7 @@ pub(super) type Settling = Arc<Mutex<BTreeMap<Uuid, Instant>>>;
 
 /// Performs steps of one machine.
 pub(super) struct DomainExecutor {
-    pub(super) libvirt: Arc<dyn Libvirt>,
-    pub(super) watch: Arc<Watch>,
-    pub(super) agents: Arc<Agents>,
+    pub(super) libvirt: Box<dyn Libvirt>,
     pub(super) host: Box<dyn Host>,
     /// The machine.
     pub(super) guest: Guest,
@@ -75,28 +72,15 @@ impl DomainExecutor {
     }
 
     /// The machine as its live XML describes it; none: it no longer runs. Waits for a restarting libvirt.
-    fn describe(&self, domain: &Domain, deadline: Instant) -> Performed<Option<Described>> {
-        let texts = self
-            .patiently(deadline, |libvirt| libvirt.xml(std::slice::from_ref(domain), deadline))?;
-        match texts.into_iter().next() {
-            Some(Ok(text)) => domain::read(&text).map(Some).map_err(Failure::new),
-            None | Some(Err(Refusal { why: Why::NoDomain, .. })) => Ok(None),
-            Some(Err(refusal)) => Err(refusal.into()),
-        }
-    }
-
-    /// Asks until libvirt answers.
-    fn patiently<T>(
-        &self,
-        deadline: Instant,
-        ask: impl Fn(&dyn Libvirt) -> api::Answer<T>,
-    ) -> api::Answer<T> {
+    fn describe(&mut self, domain: &Domain, deadline: Instant) -> Performed<Option<Described>> {
         loop {
-            match ask(&*self.libvirt) {
+            match self.libvirt.xml(domain, deadline) {
+                Ok(text) => return domain::read(&text).map(Some).map_err(Failure::new),
+                Err(Refusal { why: Why::NoDomain, .. }) => return Ok(None),
                 Err(Refusal { why: Why::Gone, .. }) if Instant::now() + RETRY < deadline => {
                     std::thread::sleep(RETRY);
                 }
-                answer => return answer,
+                Err(refusal) => return Err(refusal.into()),
             }
         }
     }
@@ -170,7 +154,9 @@ impl DomainExecutor {
     ) -> Performed {
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
         let mut asked_at: Option<Instant> = None;
-        let (mut requests, mut refusals) = (0_u32, 0);
+        let (mut requests, mut refused) = (0_u32, false);
+        // Events of what is asked below.
+        let _ = self.libvirt.events(Duration::ZERO);
         let mut silenced = self.host.in_use(vf) != Some(true);
         let mut why = String::new();
         loop {
@@ -192,14 +178,13 @@ impl DomainExecutor {
             if last {
                 return Err(Failure::silent(format!("{id} has not released it in time{why}")));
             }
-            let refused = self.refusals(&domain, &alias);
-            let patience = if refused > refusals {
+            let patience = if refused {
                 ASK_AGAIN
             } else {
                 ASK_SILENT * (1 << requests.saturating_sub(1).min(6))
             };
             if asked_at.is_none_or(|at| at.elapsed() >= patience) {
-                refusals = refused;
+                refused = false;
                 requests += 1;
                 match self.libvirt.detach(&domain, &alias, deadline) {
                     Ok(()) => asked_at = Some(Instant::now()),
@@ -215,7 +200,12 @@ impl DomainExecutor {
                     Err(refusal) => return Err(refusal.into()),
                 }
             } else {
-                self.watch.pause(POLL);
+                let events = self.libvirt.events(POLL).unwrap_or_else(|_| {
+                    std::thread::sleep(POLL);
+                    Vec::new()
+                });
+                let of_alias = |event: &Event| event.refused.as_ref() == Some(&alias);
+                refused |= events.iter().any(|one| one.uuid == domain.uuid && of_alias(one));
             }
             if !silenced && self.host.in_use(vf) == Some(false) {
                 // Its driver has released the device, which is still plugged: frames to it would be lost until
@@ -230,20 +220,15 @@ impl DomainExecutor {
         }
     }
 
-    /// How often the guest has refused to release this device.
-    fn refusals(&self, domain: &Domain, alias: &str) -> u32 {
-        let board = self.watch.board();
-        board.refusals.get(&(domain.uuid, alias.to_owned())).copied().unwrap_or(0)
-    }
-
     /// Does the guest drive the VF, by the host's or its agent's view?
-    fn drives(&self, vf: PciAddress) -> bool {
+    fn drives(&mut self, vf: PciAddress) -> bool {
         let guest = &self.guest;
         self.host.in_use(vf) == Some(true)
-            || (guest.agent && self.agents.drives(&guest.domain, guest.nic.mac))
+            || (guest.agent && agent::drives(&mut *self.libvirt, &guest.domain, guest.nic.mac))
     }
 
-    fn await_path(&self, id: &GuestId, vf: PciAddress, deadline: Instant) -> Performed {
+    fn await_path(&mut self, id: &GuestId, vf: PciAddress, deadline: Instant) -> Performed {
+        let domain = self.guest.domain.clone();
         loop {
             if self.drives(vf) {
                 return Ok(());
@@ -254,14 +239,14 @@ impl DomainExecutor {
                 );
                 return Err(Failure::new(why));
             }
-            match self.describe(&self.guest.domain, deadline)? {
+            match self.describe(&domain, deadline)? {
                 None => return Err(Failure::new(format!("{id} does not run any more"))),
                 Some(described)
                     if described.functions.iter().all(|function| function.address != vf) =>
                 {
                     return Err(Failure::new(format!("{id} released it before bringing it up")));
                 }
-                Some(_) => self.watch.pause(POLL),
+                Some(_) => std::thread::sleep(POLL),
             }
         }
     }
@@ -282,8 +267,9 @@ impl DomainExecutor {
                 Err(Failure::new(format!("{id} does not drive {vf}")))
             }
             Path::Paravirtual => {
+                let domain = self.guest.domain.clone();
                 let described = self
-                    .describe(&self.guest.domain, deadline)?
+                    .describe(&domain, deadline)?
                     .ok_or_else(|| Failure::new(format!("{id} does not run any more")))?;
                 let nic = described.nic.map_err(Failure::new)?;
                 let taps = self.host.taps()?;

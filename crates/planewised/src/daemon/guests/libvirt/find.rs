@@ -1,7 +1,6 @@
 //! Surveys libvirt's machines: their VFs of the pool. May block.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Instant;
 
 use pw_alloc::model::{GuestId, Mac, VfId};
@@ -9,16 +8,14 @@ use pw_alloc::step::{Join, Path};
 use pw_alloc::world::{GuestState, HostState, VfPlace, VfPlacement};
 use pw_error::Result;
 
-use super::agent::Agents;
 use super::api::{Libvirt, Refusal, Uuid, Why};
 use super::host::Host;
-use super::{FIND, has_managed_vf, holds, unavailable, watch};
+use super::{FIND, agent, has_managed_vf, holds, unavailable, watch};
 use crate::daemon::pool::PoolView;
 
 /// One survey.
 pub(super) struct Finder {
-    pub(super) libvirt: Arc<dyn Libvirt>,
-    pub(super) agents: Arc<Agents>,
+    pub(super) libvirt: Box<dyn Libvirt>,
     pub(super) host: Box<dyn Host>,
     /// Machines that were managed once and may still hold a VF.
     pub(super) leaving: BTreeSet<Uuid>,
@@ -34,7 +31,7 @@ impl Finder {
         let answer = self
             .libvirt
             .domains(deadline)
-            .and_then(|domains| watch::describe(&*self.libvirt, domains, deadline));
+            .and_then(|domains| watch::describe(&mut *self.libvirt, domains, deadline));
         let machines = match answer {
             Ok(machines) => machines,
             Err(Refusal { why: Why::Gone, .. }) if self.may_be_missing => return Ok(state),
@@ -81,14 +78,12 @@ impl Finder {
                     .insert(vf.clone(), VfPlacement { mac, place: VfPlace::Guest(id.clone()) });
             }
             let tap = taps.get(&nic.tap);
-            let agent = described.agent;
-            let up = held.iter().find(|vf| {
-                let address = pool.vfs.get(*vf).map(|vf| vf.address);
-                address.is_some_and(|address| {
-                    self.host.in_use(address) == Some(true)
-                        || agent && self.agents.drives(&machine.domain, nic.mac)
-                })
-            });
+            let mut drives = |vf: &&VfId| {
+                pool.vfs.get(*vf).is_some_and(|vf| self.host.in_use(vf.address) == Some(true))
+                    || described.agent
+                        && agent::drives(&mut *self.libvirt, &machine.domain, nic.mac)
+            };
+            let up = held.iter().find(|vf| drives(vf));
             // Of a VF that it released by itself only the PF is known: any VF of the PF represents it.
             let by_pf = directed.get(&nic.mac);
             let of_pf = |vf: &&VfId| by_pf == Some(&vf.pf);

@@ -19,7 +19,7 @@ pub mod xdr;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pw_alloc::execute::Performed;
@@ -36,8 +36,7 @@ use self::executor::{DomainExecutor, NoMachine, SETTLES, Settling};
 use self::find::Finder;
 use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
-use self::watch::{RunningDomain, Watch};
-use crate::daemon::filters::Filters;
+use self::watch::{Board, RunningDomain, lock};
 use crate::daemon::guests::{Guests, Managed, Network};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
@@ -59,23 +58,18 @@ struct Guest {
 
 /// The virtual machines of a libvirt.
 pub struct Machines {
-    libvirt: Arc<dyn Libvirt>,
-    watch: Arc<Watch>,
+    /// Of which tasks have connections of their own.
+    libvirt: Box<dyn Libvirt>,
+    board: Arc<Mutex<Board>>,
     agents: Arc<Agents>,
     host: Box<dyn Host>,
     guests: BTreeMap<GuestId, Guest>,
-    /// Version of the watcher's state that the guests were made from.
-    version: Option<u64>,
     taps: BTreeMap<String, Tap>,
-    /// Paths have changed since the guests were made.
-    paths_changed: bool,
     troubles: Vec<String>,
     /// Guests that were managed once and may still hold a VF.
     leaving: BTreeSet<Uuid>,
     /// Guests get VFs although the host filters their frames.
     bypass_filters: bool,
-    /// The host's filters when the guests were made.
-    filters: Arc<Filters>,
     settling: Settling,
     /// How long a machine gets no device, for each request to release one.
     settles: Duration,
@@ -96,62 +90,37 @@ impl Machines {
         } else {
             sockets
         };
-        let libvirt: Arc<dyn Libvirt> = Arc::new(Socket::new(paths.clone(), true));
-        // Agents have a connection of their own: silent ones would use up the limit of calls.
-        let agents = Agents::start(Arc::new(Socket::new(paths, false)));
-        let watch = Watch::start(Arc::clone(&libvirt));
-        let machines = Self::with(libvirt, watch, agents, Box::new(Linux::open()?));
+        let libvirt = Box::new(Socket::new(paths));
+        let board = watch::start(libvirt.another())?;
+        let agents = Agents::start(libvirt.another());
+        let machines = Self::with(libvirt, board, agents, Box::new(Linux::open()?));
         Ok(Self { bypass_filters, settles: SETTLES, ..machines })
     }
 
     fn with(
-        libvirt: Arc<dyn Libvirt>,
-        watch: Arc<Watch>,
+        libvirt: Box<dyn Libvirt>,
+        board: Arc<Mutex<Board>>,
         agents: Arc<Agents>,
         host: Box<dyn Host>,
     ) -> Self {
         Self {
             libvirt,
-            watch,
+            board,
             agents,
             host,
             guests: BTreeMap::new(),
-            version: None,
             taps: BTreeMap::new(),
-            paths_changed: false,
             troubles: Vec::new(),
             leaving: BTreeSet::new(),
             bypass_filters: false,
-            filters: Arc::default(),
             settling: Settling::default(),
             settles: Duration::ZERO,
         }
     }
 
-    /// Reads the host's taps, and whether they or their bridges have changed.
-    fn look_at_taps(&mut self) {
-        let Ok(taps) = self.host.taps() else { return };
-        let path = |tap: &Tap| (tap.index, tap.works, tap.bridge.clone());
-        let differs = |guest: &Guest| {
-            taps.get(&guest.nic.tap).map(path) != self.taps.get(&guest.nic.tap).map(path)
-        };
-        self.paths_changed |= self.guests.values().any(differs);
-        self.taps = taps;
-    }
-
     /// Makes the guests from the watcher's state.
     fn refresh(&mut self, pool: &PoolView) {
-        let (version, domains): (u64, Vec<Arc<RunningDomain>>) = {
-            let board = self.watch.board();
-            let same = self.version == Some(board.version) && self.filters == pool.filters;
-            if same && !self.paths_changed {
-                return;
-            }
-            (board.version, board.domains.values().cloned().collect())
-        };
-        self.version = Some(version);
-        self.paths_changed = false;
-        self.filters = Arc::clone(&pool.filters);
+        let domains: Vec<Arc<RunningDomain>> = lock(&self.board).domains.values().cloned().collect();
         let previous = std::mem::take(&mut self.guests);
         self.troubles.clear();
         let mut still_leaving = BTreeSet::new();
@@ -297,13 +266,15 @@ impl Guests for Machines {
 
     fn discover(&mut self, pool: &PoolView) -> Result<Vec<Managed>> {
         {
-            let board = self.watch.board();
+            let board = lock(&self.board);
             // A host without libvirt has no machines, which is no error.
-            if let Some(trouble) = board.trouble.as_ref().filter(|_| !board.empty) {
+            if let Some(trouble) = board.trouble.as_ref().filter(|_| board.read) {
                 return Err(unavailable(trouble));
             }
         }
-        self.look_at_taps();
+        if let Ok(taps) = self.host.taps() {
+            self.taps = taps;
+        }
         self.refresh(pool);
         Ok(self.guests.values().map(|guest| guest.managed.clone()).collect())
     }
@@ -360,7 +331,7 @@ impl Guests for Machines {
     }
 
     fn reserved(&self, pool: &PoolView) -> BTreeMap<VfId, String> {
-        let board = self.watch.board();
+        let board = lock(&self.board);
         let by = |(id, vf): (&VfId, &crate::daemon::pool::PoolVf)| {
             let machine = board.reserved.get(&vf.address)?;
             Some((id.clone(), format!("the machine {machine} has it in its configuration")))
@@ -369,26 +340,24 @@ impl Guests for Machines {
     }
 
     fn gap(&self) -> Option<String> {
-        let board = self.watch.board();
+        let board = lock(&self.board);
         match &board.trouble {
             // A host that never had a libvirt has no machines.
-            Some(_) if board.empty && !self.libvirt.installed() => None,
+            Some(_) if !board.read && !self.libvirt.installed() => None,
             Some(trouble) => Some(unavailable(trouble).what),
-            None => board.empty.then(|| "libvirt has not answered yet".to_owned()),
+            None => (!board.read).then(|| "libvirt has not answered yet".to_owned()),
         }
     }
 
     fn is_pending(&self) -> bool {
-        let board = self.watch.board();
-        board.empty && board.trouble.is_none()
+        let board = lock(&self.board);
+        !board.read && board.trouble.is_none()
     }
 
     fn executor(&mut self, id: &GuestId) -> Performed<Box<dyn Executor>> {
         let Some(guest) = self.guests.get(id).cloned() else { return Ok(Box::new(NoMachine)) };
         Ok(Box::new(DomainExecutor {
-            libvirt: Arc::clone(&self.libvirt),
-            watch: Arc::clone(&self.watch),
-            agents: Arc::clone(&self.agents),
+            libvirt: self.libvirt.another(),
             host: self.host.try_clone()?,
             guest,
             settling: Arc::clone(&self.settling),
@@ -402,12 +371,11 @@ impl Guests for Machines {
             Err(error) => return Box::new(move || Err(error)),
         };
         let mut finder = Finder {
-            libvirt: Arc::clone(&self.libvirt),
-            agents: Arc::clone(&self.agents),
+            libvirt: self.libvirt.another(),
             host,
             leaving: self.leaving.clone(),
             // A host that never had a libvirt has no machines. One whose libvirt is away may have some.
-            may_be_missing: self.watch.board().empty && !self.libvirt.installed(),
+            may_be_missing: !lock(&self.board).read && !self.libvirt.installed(),
         };
         let pool = pool.clone();
         Box::new(move || finder.find(&pool))

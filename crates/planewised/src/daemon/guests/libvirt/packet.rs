@@ -174,18 +174,15 @@ pub fn event(procedure: i32, body: &[u8]) -> Option<Event> {
     let mut reader = Reader::new(body);
     let _callback = reader.i32()?;
     let uuid = read_domain(&mut reader)?.uuid;
-    match procedure {
+    let refused = match procedure {
         procedure::DOMAIN_EVENT_CALLBACK_LIFECYCLE
         | procedure::DOMAIN_EVENT_CALLBACK_DEVICE_ADDED
-        | procedure::DOMAIN_EVENT_CALLBACK_METADATA_CHANGE => Some(Event::Changed(uuid)),
-        procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVED => {
-            Some(Event::DeviceRemoved { uuid, alias: reader.string()? })
-        }
-        procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVAL_FAILED => {
-            Some(Event::RemovalFailed { uuid, alias: reader.string()? })
-        }
-        _ => None,
-    }
+        | procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVED
+        | procedure::DOMAIN_EVENT_CALLBACK_METADATA_CHANGE => None,
+        procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVAL_FAILED => Some(reader.string()?),
+        _ => return None,
+    };
+    Some(Event { uuid, refused })
 }
 
 #[cfg(test)]
@@ -216,13 +213,12 @@ mod tests {
         assert_eq!(domains(&body), Some(vec![some_domain(), some_domain()]));
         let body = domain(Writer::default().i32(0), &some_domain()).string("ua-vf").into_bytes();
         let uuid = some_domain().uuid;
-        assert_eq!(
-            event(procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVED, &body),
-            Some(Event::DeviceRemoved { uuid, alias: "ua-vf".into() })
-        );
+        let removal_failed = procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVAL_FAILED;
+        let refused = Some("ua-vf".into());
+        assert_eq!(event(removal_failed, &body), Some(Event { uuid, refused }));
         assert_eq!(
             event(procedure::DOMAIN_EVENT_CALLBACK_LIFECYCLE, &body),
-            Some(Event::Changed(uuid))
+            Some(Event { uuid, refused: None })
         );
         for (code, words, why) in [
             (42, "Domain not found", Why::NoDomain),
@@ -236,7 +232,7 @@ mod tests {
             (9, "operation failed: unplug of device was rejected by the guest", Why::Unplugging),
             (38, "cannot open file", Why::Refused),
         ] {
-            let body = Writer::default().i32(code).i32(10).optional_string(Some(words));
+            let body = Writer::default().i32(code).i32(10).u32(1).string(words);
             assert_eq!(refusal(&body.into_bytes()), Refusal::new(why, words));
         }
     }
@@ -249,7 +245,7 @@ mod tests {
             let _ = refusal(bytes);
             let _ = needs_no_authentication(bytes);
             let _ = event(*number, bytes);
-            let _ = event(procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVED, bytes);
+            let _ = event(procedure::DOMAIN_EVENT_CALLBACK_DEVICE_REMOVAL_FAILED, bytes);
         });
     }
 }

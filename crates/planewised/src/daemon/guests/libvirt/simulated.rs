@@ -1,7 +1,7 @@
 //! A made-up libvirt on a made-up host: domains with live XML, guests that behave and guests that do
 //! not, a NIC whose VFs are handed round, and a libvirtd that can go away. For tests.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -89,8 +89,9 @@ pub struct World {
     pub there: bool,
     /// It comes back at the next call but so many.
     pub back_after: Option<u32>,
-    connected: bool,
-    events: VecDeque<Event>,
+    /// How often libvirtd was restarted.
+    restarts: u32,
+    events: Vec<Event>,
     /// Calls after which the daemon is dead.
     pub calls_left: Option<u32>,
     /// Attempts to release what was asked before.
@@ -99,10 +100,14 @@ pub struct World {
     pub given_twice: u32,
 }
 
-/// The world, shared by what plays libvirt, the host and the pool.
+/// The world, shared by what plays libvirt, the host and the pool; and a connection to its libvirt.
 #[derive(Debug, Clone, Default)]
 pub struct Simulated {
     world: Arc<Mutex<World>>,
+    /// Connected, since so many restarts of libvirtd.
+    since: Option<u32>,
+    /// Events told.
+    told: usize,
 }
 
 /// Machine number `n`'s identity.
@@ -140,7 +145,7 @@ impl Simulated {
             let pooled = PoolVf { driver, ..PoolVf::unused(address(index)) };
             world.vfs.insert(vf(index), pooled);
         }
-        Self { world: Arc::new(Mutex::new(world)) }
+        Self { world: Arc::new(Mutex::new(world)), ..Self::default() }
     }
 
     /// What is.
@@ -152,7 +157,7 @@ impl Simulated {
     pub fn change(&self, n: u16, change: impl FnOnce(&mut Machine)) {
         let mut world = self.world();
         change(world.machines.get_mut(&uuid(n)).expect("a machine"));
-        world.events.push_back(Event::Changed(uuid(n)));
+        world.events.push(changed(uuid(n)));
     }
 
     /// Machine number `n` ends, as if its power were cut; libvirt gives back what it held.
@@ -167,10 +172,8 @@ impl Simulated {
     pub fn restart_libvirtd(&self, back_after: Option<u32>) {
         let mut world = self.world();
         world.there = false;
-        world.connected = false;
+        world.restarts += 1;
         world.back_after = back_after;
-        world.events.clear();
-        world.events.push_back(Event::Lost);
     }
 
     fn call(&self) -> Answer<MutexGuard<'_, World>> {
@@ -194,12 +197,12 @@ impl Simulated {
         if !world.there {
             return Err(Refusal::new(Why::Gone, "libvirt does not answer"));
         }
-        if !world.connected {
-            world.connected = true;
-            world.events.push_back(Event::Connected);
-        }
         Ok(world)
     }
+}
+
+fn changed(uuid: Uuid) -> Event {
+    Event { uuid, refused: None }
 }
 
 /// A machine that behaves.
@@ -258,8 +261,8 @@ impl Machine {
         format!("<domain><name>{}</name>{mark}<devices>{devices}</devices></domain>", self.name)
     }
 
-    /// The guest does what it is asked to; the aliases of what has left it.
-    fn look(&mut self) -> Vec<String> {
+    /// The guest does what it is asked to; true: something has left it.
+    fn look(&mut self) -> bool {
         let manner = self.manner;
         for vf in &mut self.vfs {
             vf.looks += 1;
@@ -275,9 +278,9 @@ impl Machine {
             };
             releases || ejects_after.is_some_and(|after| vf.looks > after)
         };
-        let (left, stay) = std::mem::take(&mut self.vfs).into_iter().partition::<Vec<_>, _>(leaves);
-        self.vfs = stay;
-        left.into_iter().map(|vf| vf.alias).collect()
+        let before = self.vfs.len();
+        self.vfs.retain(|vf| !leaves(vf));
+        self.vfs.len() < before
     }
 
     /// Does it drive this VF?
@@ -288,7 +291,22 @@ impl Machine {
 }
 
 impl Libvirt for Simulated {
-    fn domains(&self, _: Instant) -> Answer<Vec<Domain>> {
+    fn another(&self) -> Box<dyn Libvirt> {
+        Box::new(Self { world: Arc::clone(&self.world), ..Self::default() })
+    }
+
+    fn connect(&mut self) -> Answer<bool> {
+        let world = self.call()?;
+        let (restarts, told) = (world.restarts, world.events.len());
+        drop(world);
+        if self.since.replace(restarts) == Some(restarts) {
+            return Ok(false);
+        }
+        self.told = told;
+        Ok(true)
+    }
+
+    fn domains(&mut self, _: Instant) -> Answer<Vec<Domain>> {
         let world = self.call()?;
         let running = world.machines.iter().filter(|(_, machine)| machine.runs);
         Ok(running
@@ -300,29 +318,26 @@ impl Libvirt for Simulated {
             .collect())
     }
 
-    fn xml(&self, domains: &[Domain], _: Instant) -> Answer<Vec<Answer<String>>> {
+    fn xml(&mut self, domain: &Domain, _: Instant) -> Answer<String> {
         let mut world = self.call()?;
-        let mut xml = |domain: &Domain| match world.machines.get_mut(&domain.uuid) {
+        match world.machines.get_mut(&domain.uuid) {
             Some(machine) if machine.runs => {
                 let left = machine.look();
                 let text = machine.xml();
-                let uuid = domain.uuid;
-                let events = left.into_iter().map(|alias| Event::DeviceRemoved { uuid, alias });
-                world.events.extend(events);
+                world.events.extend(left.then(|| changed(domain.uuid)));
                 Ok(text)
             }
             _ => Err(Refusal::new(Why::NoDomain, "Domain not found")),
-        };
-        Ok(domains.iter().map(&mut xml).collect())
+        }
     }
 
-    fn configured(&self, _: Instant) -> Answer<Vec<(String, String)>> {
+    fn configured(&mut self, _: Instant) -> Answer<Vec<(String, String)>> {
         let world = self.call()?;
         let idle = world.machines.values().filter(|machine| !machine.runs);
         Ok(idle.map(|machine| (machine.name.clone(), machine.xml())).collect())
     }
 
-    fn attach(&self, domain: &Domain, device: &str, _: Instant) -> Answer<()> {
+    fn attach(&mut self, domain: &Domain, device: &str, _: Instant) -> Answer<()> {
         let mut world = self.call()?;
         let wrapped = format!("<domain><devices>{device}</devices></domain>");
         let read = super::domain::read(&wrapped).map_err(|why| Refusal::new(Why::Refused, why))?;
@@ -347,13 +362,13 @@ impl Libvirt for Simulated {
                 });
                 let mac = machine.mac;
                 world.cut_off += u32::from(!world.taken_in.contains(&mac));
-                world.events.push_back(Event::Changed(domain.uuid));
+                world.events.push(changed(domain.uuid));
                 Ok(())
             }
         }
     }
 
-    fn detach(&self, domain: &Domain, alias: &str, _: Instant) -> Answer<()> {
+    fn detach(&mut self, domain: &Domain, alias: &str, _: Instant) -> Answer<()> {
         let mut world = self.call()?;
         let Some(machine) = world.machines.get_mut(&domain.uuid).filter(|machine| machine.runs)
         else {
@@ -373,15 +388,15 @@ impl Libvirt for Simulated {
                 world.cut_off += u32::from(!world.taken_in.contains(&mac));
             }
             Manner::Refuses => {
-                let alias = alias.to_owned();
-                world.events.push_back(Event::RemovalFailed { uuid: domain.uuid, alias });
+                let refused = Some(alias.to_owned());
+                world.events.push(Event { uuid: domain.uuid, refused });
                 return Err(Refusal::new(Why::Unplugging, "rejected by the guest"));
             }
         }
         Ok(())
     }
 
-    fn agent(&self, domain: &Domain, _: &str, _: Instant) -> Answer<String> {
+    fn agent(&mut self, domain: &Domain, _: &str, _: Instant) -> Answer<String> {
         let world = self.call()?;
         let machine = &world.machines[&domain.uuid];
         let Some(word) = machine.word else {
@@ -395,16 +410,14 @@ impl Libvirt for Simulated {
         Ok(format!("{{\"return\":[{interface}]}}"))
     }
 
-    fn events(&self, _: Duration) -> Vec<Event> {
-        self.world().events.drain(..).collect()
+    fn events(&mut self, _: Duration) -> Answer<Vec<Event>> {
+        let events = self.world().events[self.told..].to_vec();
+        self.told += events.len();
+        Ok(events)
     }
 
     fn installed(&self) -> bool {
         self.world().installed
-    }
-
-    fn connect(&self) -> Answer<()> {
-        self.call().map(drop)
     }
 }
 

@@ -17,11 +17,9 @@ use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Step;
 use pw_alloc::world::VfPlace;
 
-use super::agent::Agents;
 use super::api::Libvirt;
 use super::simulated::{Manner, Simulated, mac, machine, uuid, vf};
-use super::watch::Watch;
-use super::{Guests, Machines};
+use super::{Guests, Machines, watch};
 use crate::daemon::guests::Network;
 use daemon::*;
 
@@ -157,7 +155,7 @@ fn check(simulated: &Simulated, lines: &[Entry], case: &str) {
     let mut daemon = Daemon::on(simulated);
     // libvirtd may still be on its way.
     let deadline = Instant::now() + Duration::from_secs(60);
-    while Libvirt::connect(simulated).is_err() {
+    while simulated.clone().connect().is_err() {
         assert!(Instant::now() < deadline, "{case}");
     }
     let mut ledger = Ledger::replay(lines);
@@ -369,6 +367,7 @@ fn while_libvirt_is_away_the_guests_stay_and_afterwards_all_is_read_anew() {
     let mut daemon = Daemon::on(&simulated);
     assert_eq!(daemon.managed().len(), 2);
     simulated.restart_libvirtd(None);
+    daemon.watch();
     let pool = daemon.pool();
     let error = daemon.machines.discover(&pool).expect_err("it is away");
     assert!(error.what.contains("libvirt cannot be asked") && !error.remedy.is_empty());
@@ -389,6 +388,7 @@ fn a_daemon_that_starts_while_libvirt_is_away_touches_no_vf_in_a_machines_hands(
     assert_eq!(daemon.give(0, 0), Ending::Completed);
     simulated.restart_libvirtd(None);
     let mut daemon = Daemon::on(&simulated);
+    daemon.watch();
     let pool = daemon.pool();
     let found = found(&mut daemon.machines, &pool);
     assert!(found.guests.is_empty() && found.gaps.len() == 1, "{found:?}");
@@ -401,10 +401,9 @@ fn a_daemon_that_starts_while_libvirt_is_away_touches_no_vf_in_a_machines_hands(
 #[test]
 fn the_first_look_knows_all_machines_and_later_ones_are_told_by_the_watcher() {
     let simulated = Simulated::with(3, 1);
-    let libvirt = Arc::new(simulated.clone());
-    let watch = Watch::start(libvirt.clone());
-    let agents = Agents::idle(libvirt.clone());
-    let mut machines = Machines::with(libvirt, watch, agents, Box::new(simulated.clone()));
+    let board = watch::start(simulated.another()).expect("a thread");
+    let host = Box::new(simulated.clone());
+    let mut machines = Machines::with(simulated.another(), board, Arc::default(), host);
     let pool = simulated.clone().read().expect("a made-up pool");
     let deadline = Instant::now() + PATIENCE;
     while machines.is_pending() {
@@ -440,7 +439,7 @@ fn a_guests_word_is_marked_as_such_and_asked_only_where_the_host_is_blind() {
     }
     let mut daemon = Daemon::on(&simulated);
     drop(daemon.managed());
-    daemon.agents.poll();
+    daemon.ask_agents();
     let origins = |samples: &[(GuestId, Sample)]| {
         samples
             .iter()
@@ -454,7 +453,7 @@ fn a_guests_word_is_marked_as_such_and_asked_only_where_the_host_is_blind() {
     assert_eq!(daemon.give(0, 0), Ending::Completed);
     let pool = daemon.pool();
     drop(daemon.machines.discover(&pool));
-    daemon.agents.poll();
+    daemon.ask_agents();
     let word = ("m0".to_owned(), Origin::GuestReported, false);
     assert_eq!(origins(&daemon.samples()), [host("m0", true), word, host("m1", false)]);
     // The host's own reading, where a PF counts.

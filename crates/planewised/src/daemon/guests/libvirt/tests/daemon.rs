@@ -1,6 +1,6 @@
 //! A daemon over a made-up libvirt: what dies with a kill, and what a test asks of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pw_alloc::evidence::User;
@@ -14,8 +14,9 @@ use pw_alloc::step::{Join, Step};
 use pw_alloc::world::{HostState, VfPlace};
 
 use super::super::agent::Agents;
+use super::super::api::Libvirt;
 use super::super::simulated::{Simulated, vf};
-use super::super::watch::Watch;
+use super::super::watch::{Board, Watcher};
 use super::super::{Guests, Machines};
 use crate::daemon::guests::Managed;
 use crate::daemon::pool::PoolView;
@@ -31,16 +32,28 @@ pub struct Daemon {
     pub simulated: Simulated,
     pub machines: Machines,
     pub agents: Arc<Agents>,
+    watcher: Watcher,
     pub patience: Duration,
 }
 
 impl Daemon {
     pub fn on(simulated: &Simulated) -> Self {
-        let libvirt = Arc::new(simulated.clone());
-        let agents = Agents::idle(libvirt.clone());
-        let watch = Watch::idle(libvirt.clone());
-        let machines = Machines::with(libvirt, watch, agents.clone(), Box::new(simulated.clone()));
-        Self { simulated: simulated.clone(), machines, agents, patience: PATIENCE }
+        let (libvirt, host) = (simulated.another(), Box::new(simulated.clone()));
+        let (board, agents) = (Arc::<Mutex<Board>>::default(), Arc::<Agents>::default());
+        let watcher = Watcher::new(libvirt.another());
+        let machines = Machines::with(libvirt, board, agents.clone(), host);
+        let simulated = simulated.clone();
+        Self { simulated, machines, agents, watcher, patience: PATIENCE }
+    }
+
+    /// The watcher reads what has changed.
+    pub fn watch(&mut self) {
+        self.watcher.turn(&self.machines.board, Duration::ZERO);
+    }
+
+    /// The agents are asked, all of them.
+    pub fn ask_agents(&mut self) {
+        self.agents.poll(&mut *self.simulated.another(), Instant::now() + PATIENCE);
     }
 
     pub fn pool(&mut self) -> PoolView {
@@ -48,6 +61,7 @@ impl Daemon {
     }
 
     pub fn managed(&mut self) -> Vec<Managed> {
+        self.watch();
         let pool = self.pool();
         self.machines.discover(&pool).expect("it is there")
     }
@@ -71,6 +85,7 @@ impl Daemon {
     /// What moves a machine's VF, by what is known now.
     pub fn executor(&mut self, guest: &GuestId) -> Result<Box<dyn Executor>, Failure> {
         // A daemon looks before each sample; a libvirt that is away leaves what was known.
+        self.watch();
         let pool = self.pool();
         drop(self.machines.discover(&pool));
         self.machines.executor(guest)
@@ -122,6 +137,7 @@ impl Daemon {
 
     /// The whole world as a start of the daemon finds it.
     pub fn find(&mut self) -> HostState {
+        self.watch();
         let pool = self.pool();
         let mut found = found(&mut self.machines, &pool);
         assert_eq!(found.gaps, Vec::<String>::new(), "libvirt is there");
