@@ -4,24 +4,26 @@ use std::sync::Arc;
 use std::sync::mpsc::TrySendError;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::to_bytes;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request as HttpRequest, State};
+use axum::extract::{FromRequestParts, Path, Request as HttpRequest, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN,
     WWW_AUTHENTICATE,
 };
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use axum::{Extension, Router};
 use pw_alloc::model::{GuestId, Stance};
 use pw_alloc::settings::PolicyKind;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use super::listen::Door;
@@ -95,15 +97,26 @@ struct Done {
         description,
     ),
     components(schemas(Event)),
-    modifiers(&Tokens),
+    modifiers(&Common),
 )]
 struct Description;
 
-/// Describes the tokens by which TCP authenticates callers.
-struct Tokens;
+/// Describes what all requests have in common: a token by TCP, and the answer where they fail.
+struct Common;
 
-impl Modify for Tokens {
+impl Modify for Common {
     fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let problem = Content::new(Some(Ref::from_schema_name("Problem")));
+        let failed = ResponseBuilder::new()
+            .description("It could not be done")
+            .content("application/json", problem)
+            .build();
+        for path in openapi.paths.paths.values_mut() {
+            let operations = [&mut path.get, &mut path.put, &mut path.post, &mut path.delete];
+            for operation in operations.into_iter().flatten() {
+                operation.responses.responses.insert("default".into(), failed.clone().into());
+            }
+        }
         let components = openapi.components.get_or_insert_default();
         let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
         components.add_security_scheme("token", bearer);
@@ -182,7 +195,7 @@ async fn guard(
                 return without_token();
             }
         },
-        None => return Refused::new(Fault::Forbidden, "the caller is unknown", "").into_response(),
+        None => return unknown_caller().into_response(),
     };
     // Another site's page in an authorised user's browser (CSRF).
     if !reads && !of_same_origin(&request) {
@@ -312,19 +325,38 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
     outcome
 }
 
-/// Sends the core a request; its answer as JSON.
-async fn order(shared: Arc<Shared>, caller: Caller, request: Request) -> Outcome {
-    Ok(match ask(&shared, caller, request).await? {
-        Answer::Plan(plan) => json(&plan),
-        Answer::Done(done) => json(&Done { done }),
-    })
+/// The core, for one caller.
+struct Core {
+    shared: Arc<Shared>,
+    caller: Caller,
+}
+
+impl FromRequestParts<Arc<Shared>> for Core {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, shared: &Arc<Shared>) -> Result<Self, Refused> {
+        let caller = parts.extensions.get().cloned().ok_or_else(unknown_caller)?;
+        Ok(Self { shared: Arc::clone(shared), caller })
+    }
+}
+
+impl Core {
+    /// Sends the core a request; its answer as JSON.
+    async fn order(self, request: Request) -> Outcome {
+        Ok(match ask(&self.shared, self.caller, request).await? {
+            Answer::Plan(plan) => json(&plan),
+            Answer::Done(done) => json(&Done { done }),
+        })
+    }
+}
+
+fn unknown_caller() -> Refused {
+    Refused::new(Fault::Forbidden, "the caller is unknown", "")
 }
 
 /// Everything that the daemon knows
-#[utoipa::path(get, path = "/status", responses(
-    (status = 200, description = "The status", body = Status),
-    (status = "default", description = "It could not be done", body = Refused),
-))]
+#[utoipa::path(get, path = "/status",
+    responses((status = 200, description = "The status", body = Status)))]
 async fn status(State(shared): State<Arc<Shared>>) -> Response {
     json_text(shared.status_json().as_ref().to_owned())
 }
@@ -335,7 +367,6 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
     responses(
         (status = 200, description = "The guest", body = Guest),
         (status = 404, description = "There is no such guest", body = Refused),
-        (status = "default", description = "It could not be done", body = Refused),
     ))]
 async fn guest(State(shared): State<Arc<Shared>>, path: GuestPath) -> Outcome {
     let name = named_guest(path)?;
@@ -345,12 +376,10 @@ async fn guest(State(shared): State<Arc<Shared>>, path: GuestPath) -> Outcome {
 }
 
 /// What would be done now
-#[utoipa::path(get, path = "/plan", responses(
-    (status = 200, description = "The plan; nothing is done", body = Planned),
-    (status = "default", description = "It could not be done", body = Refused),
-))]
-async fn plan(State(shared): State<Arc<Shared>>, Extension(caller): Extension<Caller>) -> Outcome {
-    order(shared, caller, Request::Plan).await
+#[utoipa::path(get, path = "/plan",
+    responses((status = 200, description = "The plan; nothing is done", body = Planned)))]
+async fn plan(core: Core) -> Outcome {
+    core.order(Request::Plan).await
 }
 
 /// Pin a guest to a VF, exclude it from VFs, or leave it to the policy
@@ -359,17 +388,11 @@ async fn plan(State(shared): State<Arc<Shared>>, Extension(caller): Extension<Ca
     responses(
         (status = 200, description = "It is done", body = Done),
         (status = 404, description = "There is no such guest", body = Refused),
-        (status = "default", description = "It could not be done", body = Refused),
     ))]
-async fn set_stance(
-    State(shared): State<Arc<Shared>>,
-    Extension(caller): Extension<Caller>,
-    path: GuestPath,
-    request: HttpRequest,
-) -> Outcome {
+async fn set_stance(core: Core, path: GuestPath, request: HttpRequest) -> Outcome {
     let guest = named_guest(path)?;
     let wished: WishedStance = body(request, r#"{"stance": "pinned"}"#).await?;
-    order(shared, caller, Request::Stance { guest, stance: wished.stance }).await
+    core.order(Request::Stance { guest, stance: wished.stance }).await
 }
 
 /// Say that a marked guest is well again
@@ -378,73 +401,44 @@ async fn set_stance(
     responses(
         (status = 200, description = "It is done", body = Done),
         (status = 404, description = "There is no such guest", body = Refused),
-        (status = "default", description = "It could not be done", body = Refused),
     ))]
-async fn unmark(
-    State(shared): State<Arc<Shared>>,
-    Extension(caller): Extension<Caller>,
-    path: GuestPath,
-) -> Outcome {
+async fn unmark(core: Core, path: GuestPath) -> Outcome {
     let guest = named_guest(path)?;
-    order(shared, caller, Request::Unmark { guest }).await
+    core.order(Request::Unmark { guest }).await
 }
 
 /// Set who ranks first
-#[utoipa::path(put, path = "/policy", request_body = WishedPolicy, responses(
-    (status = 200, description = "It is done", body = Done),
-    (status = "default", description = "It could not be done", body = Refused),
-))]
-async fn set_policy(
-    State(shared): State<Arc<Shared>>,
-    Extension(caller): Extension<Caller>,
-    request: HttpRequest,
-) -> Outcome {
+#[utoipa::path(put, path = "/policy", request_body = WishedPolicy,
+    responses((status = 200, description = "It is done", body = Done)))]
+async fn set_policy(core: Core, request: HttpRequest) -> Outcome {
     let wished: WishedPolicy = body(request, r#"{"policy": "benefit"}"#).await?;
-    order(shared, caller, Request::Policy { policy: wished.policy }).await
+    core.order(Request::Policy { policy: wished.policy }).await
 }
 
 /// Decide now, and perform the plan
-#[utoipa::path(post, path = "/rebalance", responses(
-    (status = 200, description = "The plan that is being performed", body = Planned),
-    (status = "default", description = "It could not be done", body = Refused),
-))]
-async fn rebalance(
-    State(shared): State<Arc<Shared>>,
-    Extension(caller): Extension<Caller>,
-) -> Outcome {
-    order(shared, caller, Request::Rebalance).await
+#[utoipa::path(post, path = "/rebalance",
+    responses((status = 200, description = "The plan that is being performed", body = Planned)))]
+async fn rebalance(core: Core) -> Outcome {
+    core.order(Request::Rebalance).await
 }
 
 /// Take every VF back and give none, or go on as usual
-#[utoipa::path(put, path = "/drain", request_body = WishedDrain, responses(
-    (status = 200, description = "It is done, or begun", body = Done),
-    (status = "default", description = "It could not be done", body = Refused),
-))]
-async fn set_drain(
-    State(shared): State<Arc<Shared>>,
-    Extension(caller): Extension<Caller>,
-    request: HttpRequest,
-) -> Outcome {
+#[utoipa::path(put, path = "/drain", request_body = WishedDrain,
+    responses((status = 200, description = "It is done, or begun", body = Done)))]
+async fn set_drain(core: Core, request: HttpRequest) -> Outcome {
     let wished: WishedDrain = body(request, r#"{"on": true}"#).await?;
-    order(shared, caller, Request::Drain { on: wished.on }).await
+    core.order(Request::Drain { on: wished.on }).await
 }
 
 /// Read the configuration again
-#[utoipa::path(post, path = "/reload", responses(
-    (status = 200, description = "It is done", body = Done),
-    (status = "default", description = "It could not be done", body = Refused),
-))]
-async fn reload(
-    State(shared): State<Arc<Shared>>,
-    Extension(caller): Extension<Caller>,
-) -> Outcome {
-    order(shared, caller, Request::Reload).await
+#[utoipa::path(post, path = "/reload",
+    responses((status = 200, description = "It is done", body = Done)))]
+async fn reload(core: Core) -> Outcome {
+    core.order(Request::Reload).await
 }
 
 /// This description
-#[utoipa::path(get, path = "/openapi.json", responses(
-    (status = 200, description = "OpenAPI 3.1"),
-))]
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "OpenAPI 3.1")))]
 async fn description() -> Response {
     json(&openapi())
 }

@@ -87,8 +87,7 @@ fn sse_event(name: &str, value: &impl serde::Serialize) -> sse::Event {
     responses(
         (status = 200, description = "A stream that ends with the daemon", body = Event,
          content_type = "text/event-stream"),
-        (status = "default", description = "It could not be done", body = Refused),
-    ),
+        ),
 )]
 pub async fn events(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Response {
     let status = match query.as_deref() {
