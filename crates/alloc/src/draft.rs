@@ -150,9 +150,9 @@ impl<'a> Draft<'a> {
             if guest.holds.is_some() || guest.health != Health::Ready {
                 draft.noted.push(at);
             }
-            if let Some(holding) = &guest.holds {
-                draft.holds[draft.first[at]].get_or_insert(&holding.vf);
-                if let Some(vf) = draft.vf(&holding.vf) {
+            if let Some(held) = &guest.holds {
+                draft.holds[draft.first[at]].get_or_insert(held);
+                if let Some(vf) = draft.vf(held) {
                     claims[vf] += 1;
                 }
             }
@@ -184,8 +184,7 @@ impl<'a> Draft<'a> {
             Health::Stuck(what) => return Some(Reason::Stuck { what: what.clone() }),
             Health::Ready => {}
         }
-        let holding = guest.holds.as_ref()?;
-        let usable = self.vf(&holding.vf).is_some_and(|vf| {
+        let usable = self.vf(guest.holds.as_ref()?).is_some_and(|vf| {
             claims[vf] == 1 && !matches!(self.vfs[vf].state, VfState::Quarantined(_))
         });
         if !usable {
@@ -220,23 +219,23 @@ impl<'a> Draft<'a> {
     fn evacuate(&mut self) {
         for at in std::mem::take(&mut self.noted) {
             let guest = &self.now.guests[at];
-            let Some(holding) = &guest.holds else { continue };
+            let Some(held) = &guest.holds else { continue };
             let place = self.first[at];
             if self.reasons[place].is_some() {
                 continue;
             }
-            let link_down = self.state(&holding.vf) == Some(&VfState::LinkDown);
+            let link_down = self.state(held) == Some(&VfState::LinkDown);
             let reason = if guest.wish.stance == Stance::Excluded {
                 Reason::Excluded
             } else if link_down {
                 Reason::LinkDown
-            } else if !Self::allows(guest, &holding.vf.pf) {
+            } else if !Self::allows(guest, &held.pf) {
                 Reason::Misplaced
             } else {
                 continue;
             };
             self.take(place, reason);
-            if !link_down && let Some(pf) = self.pf_of(&holding.vf) {
+            if !link_down && let Some(pf) = self.pf_of(held) {
                 self.seats[pf] += 1;
             }
         }

@@ -98,9 +98,8 @@ impl History {
         // Paid in turns, not in crumbs.
         let turn_ms = settings.min_residency_s.max(settings.interval_s) * 1e3;
         self.owing = share > 0.0 && self.owed_ms > if self.owing { 0.0 } else { turn_ms };
-        let holds = guest.holds.as_ref().map(|held| &held.vf);
-        if self.holds.as_ref() != holds {
-            self.holds = holds.cloned();
+        if self.holds != guest.holds {
+            self.holds.clone_from(&guest.holds);
             self.changed_ms = Some(now_ms);
             self.past.regret = 0.0;
         }
@@ -304,7 +303,7 @@ impl Histories {
             if !same {
                 order[place] = self.slot_or_new(&guest.id, || History {
                     past: Past { arrived_ms: now.now_ms, ..Past::NONE },
-                    holds: guest.holds.as_ref().map(|held| held.vf.clone()),
+                    holds: guest.holds.clone(),
                     ..History::default()
                 });
             }
@@ -431,11 +430,11 @@ fn in_prices(amount_us: f64, price_us: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Holding, Origin, Rate};
+    use crate::model::{Origin, Rate};
     use crate::signal::Smoothing;
 
     fn guest(id: &str, pps: Option<f64>, holds: bool) -> GuestView {
-        let holds = holds.then(|| Holding { vf: VfId::new("pf0", 0), since_ms: 0 });
+        let holds = holds.then(|| VfId::new("pf0", 0));
         let origin = Origin::HostSide;
         let rate = pps.map(|pps| Rate { pps, bytes_per_s: 0.0, origin, blind_ms: 0 });
         GuestView { rate, holds, ..GuestView::new(id) }

@@ -18,7 +18,6 @@ pub mod policy;
 mod quiet;
 pub mod recording;
 pub mod recover;
-pub mod repair;
 pub mod replay;
 pub mod settings;
 pub mod signal;

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use pw_error::Error;
 pub use pw_linux::mac::Mac;
@@ -182,15 +182,6 @@ pub enum Health {
     Stuck(String),
 }
 
-/// A VF in a guest's hands.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holding {
-    /// Which one.
-    pub vf: VfId,
-    /// Since when, on the snapshots' clock [ms].
-    pub since_ms: u64,
-}
-
 /// One guest, as observed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GuestView {
@@ -201,11 +192,24 @@ pub struct GuestView {
     /// Its constraints.
     pub wish: Wish,
     /// The VF that it holds.
-    pub holds: Option<Holding>,
+    #[serde(deserialize_with = "held")]
+    pub holds: Option<VfId>,
     /// Can it be moved?
     pub health: Health,
     /// Does its paravirtual path work? While it does not, its VF is never taken from it.
     pub paravirtual_up: bool,
+}
+
+/// A VF; in earlier recordings with the time since when it was held.
+fn held<'de, D: Deserializer<'de>>(from: D) -> Result<Option<VfId>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Held {
+        Vf(VfId),
+        Since { vf: VfId },
+    }
+    let held = Option::<Held>::deserialize(from)?;
+    Ok(held.map(|(Held::Vf(vf) | Held::Since { vf })| vf))
 }
 
 impl GuestView {
@@ -265,7 +269,7 @@ impl Snapshot {
 
     /// The holder of this VF.
     pub fn holder(&self, vf: &VfId) -> Option<&GuestView> {
-        self.guests.iter().find(|guest| guest.holds.as_ref().is_some_and(|held| held.vf == *vf))
+        self.guests.iter().find(|guest| guest.holds.as_ref() == Some(vf))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{GuestId, Holding, Snapshot, VfId, VfState};
+use crate::model::{GuestId, Snapshot, VfId, VfState};
 use pw_error::{Error, Result};
 
 /// Why a guest has, gets or loses a VF, or has none.
@@ -204,7 +204,7 @@ impl Plan {
             };
             match change.direction {
                 Direction::Take => {
-                    if guest.holds.as_ref().is_none_or(|holding| holding.vf != change.vf) {
+                    if guest.holds.as_ref() != Some(&change.vf) {
                         return refuse("the guest does not hold this VF");
                     }
                     if !guest.paravirtual_up {
@@ -222,8 +222,7 @@ impl Plan {
                     if guest.holds.is_some() {
                         return refuse("the guest holds another VF");
                     }
-                    guest.holds =
-                        Some(Holding { vf: change.vf.clone(), since_ms: snapshot.now_ms });
+                    guest.holds = Some(change.vf.clone());
                 }
             }
         }

@@ -25,6 +25,8 @@ pub struct Recovery {
     pub notes: Vec<String>,
     /// Those of the guests that do not answer, with the reason of the mark.
     pub marked: BTreeMap<GuestId, String>,
+    /// Those of the guests whose mark has ended.
+    pub unmarked: BTreeSet<GuestId>,
     /// The holders of the VFs once the steps are done.
     pub holders: BTreeMap<VfId, GuestId>,
     /// Those of the VFs that stay unfit for the pool, and why.
@@ -39,22 +41,16 @@ impl Recovery {
                 || ledger.quarantined.get(vf) != self.quarantined.get(vf)
         };
         self.vfs.iter().any(differs)
-            || self.guests.iter().any(|guest| ledger.marked.get(guest) != self.marked.get(guest))
+            || !self.unmarked.is_empty()
+            || self.marked.iter().any(|(guest, why)| ledger.marked.get(guest) != Some(why))
             || ledger.open.values().any(|open| self.vfs.contains(&open.vf))
     }
 
     /// The journal's line once the steps are done. It changes the entries of these VFs and guests alone.
-    pub fn settled(&self, operation: u64, ledger: &Ledger) -> Entry {
-        let mut marks: BTreeMap<GuestId, Option<String>> = BTreeMap::new();
-        let marked_before = ledger.marked.keys().filter(|guest| self.guests.contains(*guest));
-        for guest in marked_before.filter(|guest| !self.marked.contains_key(*guest)) {
-            marks.insert(guest.clone(), None);
-        }
-        for (guest, why) in &self.marked {
-            if ledger.marked.get(guest) != Some(why) {
-                marks.insert(guest.clone(), Some(why.clone()));
-            }
-        }
+    pub fn settled(&self, operation: u64) -> Entry {
+        let ended = self.unmarked.iter().map(|guest| (guest.clone(), None));
+        let mut marks: BTreeMap<GuestId, Option<String>> = ended.collect();
+        marks.extend(self.marked.iter().map(|(guest, why)| (guest.clone(), Some(why.clone()))));
         Entry::Settled {
             operation,
             vfs: self.vfs.clone(),
@@ -204,6 +200,8 @@ fn recover_guests(ledger: &Ledger, state: &HostState, recovery: &mut Recovery) {
         };
         if stays {
             recovery.marked.insert(guest.clone(), why.clone());
+        } else {
+            recovery.unmarked.insert(guest.clone());
         }
     }
     for id in &guests {

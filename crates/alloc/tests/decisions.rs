@@ -10,7 +10,7 @@ use common::{
     allocator, any_guest, brief, guest, guests, holders, holds, rate, settings, snapshot, turn, vfs,
 };
 use pw_alloc::Allocator;
-use pw_alloc::model::{GuestView, Health, Holding, Origin, Rate, Snapshot, Stance, VfId, VfState};
+use pw_alloc::model::{GuestView, Health, Origin, Rate, Snapshot, Stance, VfId, VfState};
 use pw_alloc::plan::{Direction, Reason};
 use pw_alloc::settings::{PolicyKind, Settings};
 
@@ -68,7 +68,7 @@ fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
         // and the VF of a guest whose paravirtual path is down.
         let after = decision.plan.try_on(now).expect("every move can be made in its order");
         let held: Vec<&VfId> =
-            after.guests.iter().filter_map(|guest| guest.holds.as_ref().map(|h| &h.vf)).collect();
+            after.guests.iter().filter_map(|guest| guest.holds.as_ref()).collect();
         assert_eq!(held.iter().collect::<BTreeSet<_>>().len(), held.len());
         assert!(held.len() <= now.vfs.len());
         let mut served = BTreeSet::new();
@@ -89,7 +89,7 @@ fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
         }
         for (verdict, guest) in decision.verdicts.iter().zip(&after.guests) {
             assert_eq!(verdict.guest, guest.id);
-            assert_eq!(verdict.vf.as_ref(), guest.holds.as_ref().map(|held| &held.vf));
+            assert_eq!(verdict.vf, guest.holds);
         }
     });
 }
@@ -147,11 +147,11 @@ fn a_pinned_guest_waits_for_nobody_who_is_not_pinned() {
             }
             for other in after.guests.iter().filter(|other| movable(other)) {
                 let Some(held) = &other.holds else { continue };
-                let fits = pinned.wish.pfs.is_empty() || pinned.wish.pfs.contains(&held.vf.pf);
+                let fits = pinned.wish.pfs.is_empty() || pinned.wish.pfs.contains(&held.pf);
                 let quarantined = now
                     .vfs
                     .iter()
-                    .any(|vf| vf.id == held.vf && matches!(vf.state, VfState::Quarantined(_)));
+                    .any(|vf| vf.id == *held && matches!(vf.state, VfState::Quarantined(_)));
                 assert!(
                     !fits || quarantined || other.wish.stance == Stance::Pinned,
                     "{} holds what pinned {} may have",
@@ -398,7 +398,7 @@ fn holders_on_a_pf_without_link_fall_back_and_go_to_another() {
     now.now_ms += 1000;
     turn(&mut allocator, &mut now);
     assert_eq!(holders(&now), ["g000"]);
-    let held = now.guests[0].holds.as_ref().expect("held").vf.to_string();
+    let held = now.guests[0].holds.as_ref().expect("held").to_string();
     assert_eq!(held, "pf1/0");
 }
 
@@ -410,7 +410,7 @@ fn whoever_made_room_on_one_pf_keeps_what_it_got_on_another() {
         let guest = &mut now.guests[at];
         guest.wish.class = class;
         guest.wish.pfs = if at == 1 { Vec::new() } else { vec!["pf1".into()] };
-        guest.holds = index.map(|index| Holding { vf: VfId::new("pf1", index), since_ms: 0 });
+        guest.holds = index.map(|index| VfId::new("pf1", index));
     }
     assert_eq!(turn(&mut allocator(settings(PolicyKind::Activity)), &mut now), 3);
     assert_eq!(holders(&now), ["g001", "g002", "g003"]);

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use pw_alloc::execute::{Action, Execution, Failure};
+use pw_alloc::execute::{Action, Failure, Operation};
 use pw_alloc::journal::{self, Ending, Entry, Ledger};
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::plan::{Direction, Move, Reason};
@@ -56,7 +56,7 @@ impl Host {
 
     fn execute(&mut self, operation: u64, change: &Move) -> Result<Ending, Killed> {
         let guest = self.found.guests.get(&change.guest).expect("a guest of this world");
-        let mut execution = Execution::new(operation, change.clone(), guest.mac, guest.join);
+        let mut execution = Operation::of_move(operation, change.clone(), guest.mac, guest.join);
         loop {
             match execution.next_action() {
                 Action::Write(entry) => self.write(&entry)?,
@@ -64,7 +64,7 @@ impl Host {
                     let result = self.perform(&step)?;
                     execution.report(result.map_err(|why| Failure { why, guest_silent: true }));
                 }
-                Action::Finished(ending) => return Ok(ending),
+                Action::Finished => return Ok(execution.ending().expect("it has ended").clone()),
             }
         }
     }
@@ -84,13 +84,14 @@ impl Host {
             for step in &part.steps {
                 self.perform(step)?.expect("what recovery does can be done");
             }
-            self.write(&part.settled(ledger.next_operation, &ledger))?;
+            self.write(&part.settled(ledger.next_operation))?;
             all.vfs.extend(part.vfs);
             all.guests.extend(part.guests);
             all.steps.extend(part.steps);
             all.notes.extend(part.notes);
             all.holders.extend(part.holders);
             all.marked.extend(part.marked);
+            all.unmarked.extend(part.unmarked);
         }
         Ok(all)
     }
@@ -265,7 +266,7 @@ fn a_step_that_fails_is_turned_round_or_marks_the_guest() {
                     let change = change(direction, guest, index);
                     let id = GuestId::from(guest);
                     let mac = host.found.guests[&id].mac;
-                    let mut execution = Execution::new(1, change, mac, join);
+                    let mut execution = Operation::of_move(1, change, mac, join);
                     let (mut done, mut entries, mut failed) = (0, Vec::new(), None);
                     let ending = loop {
                         match execution.next_action() {
@@ -283,7 +284,9 @@ fn a_step_that_fails_is_turned_round_or_marks_the_guest() {
                                     execution.report(host.found.perform(&step).map_err(failure));
                                 }
                             }
-                            Action::Finished(ending) => break ending,
+                            Action::Finished => {
+                                break execution.ending().expect("it has ended").clone();
+                            }
                         }
                     };
                     let case = format!(
@@ -407,6 +410,6 @@ fn a_recovery_of_one_vf_leaves_all_others_as_they_are() {
     assert!(recovery.steps.iter().all(|step| format!("{step}").contains("pf0/2")));
     assert!(!recovery.steps.is_empty());
     let mut after = ledger.clone();
-    after.apply(&recovery.settled(9, &ledger));
+    after.apply(&recovery.settled(9));
     assert_eq!(after, Ledger { next_operation: after.next_operation, ..ledger });
 }

@@ -69,7 +69,7 @@ fn a_day_of_churn_leaves_memory_journal_and_status_as_large_as_they_were() {
     let kept = Memory::default();
     let length_bytes = || kept.0.load(Ordering::Relaxed);
     let storage = Box::new(kept.clone());
-    let (journal, _) = Journal::with_storage("journal", storage, b"", false).expect("a journal");
+    let (journal, _) = Journal::with_storage("journal", Some(storage), b"").expect("a journal");
     let (core_ends, _http) = ends(Status::new(PolicyKind::Benefit, 1.0, 1.0));
     let never = Box::new(|| false);
     let core = Core::new(config, world.host(), journal, core_ends, false, never);

@@ -6,7 +6,7 @@ use super::outcome::Tally;
 use super::scenario::Scenario;
 use crate::allocator::Allocator;
 use crate::gain::GainCurve;
-use crate::model::{GuestId, GuestView, Holding, Origin, Snapshot, VfId, VfState, VfView};
+use crate::model::{GuestId, GuestView, Origin, Snapshot, VfId, VfState, VfView};
 use crate::plan::{Direction, Plan};
 use crate::settings::Settings;
 use crate::signal::{Counters, Reading, Sample, Tracker};
@@ -206,16 +206,12 @@ impl Host {
                 ));
             };
             let give = change.direction == Direction::Give;
-            self.now.guests[place].holds = give.then(|| self.holding(&change.vf));
+            self.now.guests[place].holds = give.then(|| change.vf.clone());
             if give {
                 self.given(place);
             }
         }
         Ok(())
-    }
-
-    fn holding(&self, vf: &VfId) -> Holding {
-        Holding { vf: vf.clone(), since_ms: self.now.now_ms }
     }
 
     fn given(&mut self, place: usize) {
@@ -241,7 +237,7 @@ impl Host {
             .map(|vf| vf.id.clone())
             .collect();
         for (place, vf) in order.into_iter().zip(free) {
-            self.now.guests[place].holds = Some(self.holding(&vf));
+            self.now.guests[place].holds = Some(vf);
             self.given(place);
         }
     }

@@ -1,9 +1,7 @@
 //! Snapshots for tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use pw_alloc::model::{
-    GuestId, GuestView, Health, Holding, Origin, Rate, Stance, VfId, VfState, VfView,
-};
+use pw_alloc::model::{GuestId, GuestView, Health, Origin, Rate, Stance, VfId, VfState, VfView};
 use pw_alloc::settings::{PolicyKind, Settings};
 use pw_alloc::{Allocator, Snapshot};
 
@@ -84,7 +82,7 @@ pub fn any_guest(
     let wanted = all.get(usize::from(bits[2] ^ bits[0]) % (2 * all.len()).max(1));
     if let Some(vf) = wanted.filter(|vf| !taken.contains(&vf.id)) {
         taken.push(vf.id.clone());
-        made.holds = Some(Holding { vf: vf.id.clone(), since_ms: 0 });
+        made.holds = Some(vf.id.clone());
     }
     made
 }
@@ -96,7 +94,7 @@ pub fn brief(now: &Snapshot) -> String {
         .guests
         .iter()
         .map(|guest| {
-            let held = guest.holds.as_ref().map_or("-".to_owned(), |held| held.vf.to_string());
+            let held = guest.holds.as_ref().map_or("-".to_owned(), |held| held.to_string());
             let rate = guest.rate.map(|rate| (rate.pps, rate.origin, rate.blind_ms));
             let wish = &guest.wish;
             let pfs: Vec<&str> = wish.pfs.iter().map(|pf| pf.as_str()).collect();

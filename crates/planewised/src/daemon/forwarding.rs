@@ -370,8 +370,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::daemon::net::tests::link;
-    use crate::daemon::pool::PoolPf;
+    use crate::daemon::testing::{in_namespace, link, pf};
 
     fn learned(index: u32, last: u8) -> FdbEntry {
         let mac = Mac([6, 0, 0, 0, 0, last]);
@@ -379,16 +378,6 @@ mod tests {
     }
 
     const GUEST: Mac = Mac([6, 0, 0, 0, 0, 1]);
-
-    fn pf(index: u32, bridge: Option<&str>) -> PoolPf {
-        PoolPf {
-            index,
-            address: "0000:01:00.0".parse().expect("valid"),
-            numa: None,
-            link_up: true,
-            bridge: bridge.map(Into::into),
-        }
-    }
 
     /// A bridge with a PF, another NIC, two guests' ports, and a port of another bridge.
     fn view() -> PoolView {
@@ -455,23 +444,18 @@ mod tests {
     /// What a container that forges an address does to a real bridge, as far as `settle` looks at it.
     #[test]
     fn no_forged_address_of_the_gateway_or_of_another_port_gets_into_a_filter() {
-        let run = |script: &'static str| {
-            let run = std::thread::spawn(move || {
-                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
-                let set_up = "
-                    ip link add br0 up type bridge
-                    for i in 0 1; do
-                        ip link add pf$i up master br0 address 02:00:00:00:0$i:01 type veth peer far$i
-                        ip link set far$i up
-                    done
-                    ip link add ct0 up master br0 type veth peer in0; ip link set in0 up
-                    ip address add 198.18.0.1/24 dev br0
-                    ip neigh add 198.18.0.254 lladdr 06:00:00:00:00:fe dev br0
-                    ip route add default via 198.18.0.254";
-                for text in [set_up, script] {
-                    let done = std::process::Command::new("sh").args(["-ec", text]).status();
-                    done.ok().filter(std::process::ExitStatus::success)?;
-                }
+        let run = |script: &str| {
+            let set_up = "
+                ip link add br0 up type bridge
+                for i in 0 1; do
+                    ip link add pf$i up master br0 address 02:00:00:00:0$i:01 type veth peer far$i
+                    ip link set far$i up
+                done
+                ip link add ct0 up master br0 type veth peer in0; ip link set in0 up
+                ip address add 198.18.0.1/24 dev br0
+                ip neigh add 198.18.0.254 lladdr 06:00:00:00:00:fe dev br0
+                ip route add default via 198.18.0.254";
+            in_namespace(&format!("{set_up}\n{script}"), || {
                 let directory = tempfile::tempdir().expect("a directory");
                 let mut net = Net::open().expect("Linux");
                 let mut links: BTreeMap<u32, Link> = BTreeMap::new();
@@ -482,23 +466,21 @@ mod tests {
                     }
                     links.insert(link.index, link);
                 }
-                let index =
-                    |name: &str| links.values().find(|link| link.name == name).expect("made").index;
+                let pf0 = links.values().find(|link| link.name == "pf0").expect("made").index;
                 let view = PoolView {
-                    pfs: [("pf0".into(), pf(index("pf0"), Some("br0")))].into(),
-                    links: Arc::new(links.clone()),
+                    pfs: [("pf0".into(), pf(pf0, Some("br0")))].into(),
+                    links: Arc::new(links),
                     ..PoolView::default()
                 };
                 let mut forwarding = Forwarding::new(directory.path(), BUDGET);
                 // A veth refuses filters; what would be set is what counts.
                 let _ = forwarding.settle(&view, &Addresses::default());
                 let macs = forwarding.entries.into_keys().map(|entry| entry.mac.to_string());
-                Some(macs.filter(|mac| mac.starts_with("06:00")).collect::<Vec<_>>())
-            });
-            run.join().expect("no panic")
+                macs.filter(|mac| mac.starts_with("06:00")).collect::<Vec<_>>()
+            })
         };
         let learn = "bridge fdb add 06:00:00:00:00:01 dev ct0 master dynamic";
-        let Some(own) = run(learn) else { return eprintln!("skipped: needs root, ip and bridge") };
+        let Some(own) = run(learn) else { return };
         assert_eq!(own, ["06:00:00:00:00:01"]);
         let gateway = run("bridge fdb add 06:00:00:00:00:fe dev ct0 master dynamic");
         assert_eq!(gateway, Some(Vec::new()), "the gateway's");

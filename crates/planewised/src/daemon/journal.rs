@@ -27,7 +27,8 @@ pub trait Storage: Send {
 pub struct Journal {
     /// Its name in messages.
     name: String,
-    storage: Box<dyn Storage>,
+    /// None: it is only read.
+    storage: Option<Box<dyn Storage>>,
     length_bytes: u64,
     ledger: Ledger,
 }
@@ -44,7 +45,7 @@ impl Journal {
     pub fn open(directory: &Path) -> Result<(Self, Vec<String>)> {
         let (storage, text) = LogFile::open(directory)?;
         let name = directory.join("journal").display().to_string();
-        Self::with_storage(&name, Box::new(storage), &text, false)
+        Self::with_storage(&name, Some(Box::new(storage)), &text)
     }
 
     /// Reads it, without a lock: a daemon may be using it. Nothing can be written.
@@ -54,15 +55,14 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             read => read.map_err(|error| failed("read", &path).caused_by(error))?,
         };
-        Self::with_storage(&path.display().to_string(), Box::new(ReadOnly), &text, true)
+        Self::with_storage(&path.display().to_string(), None, &text)
     }
 
     /// A journal of this name in this storage, which holds this text.
     pub fn with_storage(
         name: &str,
-        mut storage: Box<dyn Storage>,
+        mut storage: Option<Box<dyn Storage>>,
         text: &[u8],
-        read_only: bool,
     ) -> Result<(Self, Vec<String>)> {
         let read = journal::read(text);
         if let Some(line) = read.newer {
@@ -86,7 +86,7 @@ impl Journal {
             let body = text.strip_suffix(b"\n").unwrap_or(text);
             let newline = body.iter().rposition(|byte| *byte == b'\n');
             length_bytes = newline.map_or(0, |index| index as u64 + 1);
-            if !read_only {
+            if let Some(storage) = &mut storage {
                 storage
                     .truncate(length_bytes)
                     .map_err(|error| failed("write", Path::new(name)).caused_by(error))?;
@@ -105,9 +105,10 @@ impl Journal {
     /// Appends one line durably.
     pub fn append(&mut self, entry: &Entry) -> Result<()> {
         let line = journal::line(entry);
-        if let Err(error) = self.storage.append(line.as_bytes()) {
+        let storage = Self::writable(&mut self.storage, &self.name)?;
+        if let Err(error) = storage.append(line.as_bytes()) {
             // Half a line would damage the next one.
-            let _ = self.storage.truncate(self.length_bytes);
+            let _ = storage.truncate(self.length_bytes);
             return Err(failed("write", Path::new(&self.name)).caused_by(error));
         }
         self.length_bytes += line.len() as u64;
@@ -121,28 +122,18 @@ impl Journal {
     /// Replaces all lines by those that still count.
     pub fn compact(&mut self) -> Result<()> {
         let lines: String = self.ledger.digest().iter().map(journal::line).collect();
-        self.storage
+        Self::writable(&mut self.storage, &self.name)?
             .replace(lines.as_bytes())
             .map_err(|error| failed("replace", Path::new(&self.name)).caused_by(error))?;
         self.length_bytes = lines.len() as u64;
         Ok(())
     }
-}
 
-/// Where nothing is written.
-struct ReadOnly;
-
-impl Storage for ReadOnly {
-    fn append(&mut self, _: &[u8]) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn truncate(&mut self, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn replace(&mut self, _: &[u8]) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    fn writable<'a>(
+        storage: &'a mut Option<Box<dyn Storage>>,
+        name: &str,
+    ) -> Result<&'a mut Box<dyn Storage>> {
+        storage.as_mut().ok_or_else(|| failed("write", Path::new(name)))
     }
 }
 
@@ -330,7 +321,7 @@ mod tests {
             one_move(0).iter().flat_map(|entry| journal::line(entry).into_bytes()).collect();
         let text = std::sync::Arc::new(std::sync::Mutex::new(before.clone()));
         let storage = Box::new(Full(text.clone()));
-        let (mut journal, _) = Journal::with_storage("j", storage, &before, false).expect("read");
+        let (mut journal, _) = Journal::with_storage("j", Some(storage), &before).expect("read");
         let ledger = journal.ledger().clone();
         let error = journal.append(&one_move(1)[0]).expect_err("full");
         assert!(error.what.contains("cannot write the journal j"), "{}", error.what);

@@ -20,4 +20,6 @@ pub mod run;
 pub mod simulated;
 pub mod status;
 pub mod tasks;
+#[cfg(test)]
+mod testing;
 pub mod wishes;

@@ -15,14 +15,16 @@ use netlink_packet_route::neighbour::{
 };
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use pw_alloc::model::Mac;
+use pw_alloc::model::{Mac, VfId};
 use pw_alloc::signal::Counters;
+use pw_alloc::step::Path;
 use pw_error::{Error, Result};
 pub use pw_linux::links::Link;
 use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
 
+use crate::daemon::pool::PoolView;
 use crate::daemon::route::{self, Route};
 
 /// A bond's interval of link monitoring [ms].
@@ -335,6 +337,36 @@ impl Net {
         }
     }
 
+    /// Lets the host's bridge and the PFs send frames for `mac` by that path; the guest's paravirtual one is the
+    /// port `port` of this bridge, on which the bridge keeps it with `lasting`.
+    pub fn direct(
+        &mut self,
+        mac: Mac,
+        (port, bridge): (u32, Option<&str>),
+        path: &Path,
+        pool: &PoolView,
+        lasting: bool,
+    ) -> Result<()> {
+        for (name, pf) in &pool.pfs {
+            let by_vf = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
+            let same_bridge = bridge.is_some() && pf.bridge.as_deref() == bridge;
+            if by_vf {
+                if same_bridge {
+                    self.set_bridge_fdb(mac, pf.index, true)?;
+                }
+                // Both would receive the frames.
+                self.set_nic_filter(mac, pf.index, false)?;
+            } else if same_bridge {
+                // Frames from other VFs of this PF arrive by the bridge.
+                self.set_nic_filter(mac, pf.index, true)?;
+            }
+        }
+        if *path == Path::Paravirtual && bridge.is_some() {
+            self.set_bridge_fdb(mac, port, lasting)?;
+        }
+        Ok(())
+    }
+
     /// All forwarding entries of bridges and NICs.
     pub fn fdb_entries(&mut self) -> Result<Vec<FdbEntry>> {
         let mut ask = NeighbourMessage::default();
@@ -427,24 +459,9 @@ fn mac_of(neighbour: &NeighbourMessage) -> Option<Mac> {
 }
 
 #[cfg(test)]
-/// Also what other tests make interfaces with.
-pub mod tests {
+mod tests {
     use super::*;
-
-    /// An interface that is up; a device is of no kind.
-    pub fn link(index: u32, name: &str, kind: &str, controller: Option<u32>) -> Link {
-        Link {
-            index,
-            name: name.into(),
-            mac: Some(Mac([2, 0, 0, 0, 0, index as u8])),
-            mtu_bytes: 1500,
-            up: true,
-            carrier: Some(true),
-            kind: kind.into(),
-            controller,
-            ..Link::default()
-        }
-    }
+    use crate::daemon::testing::in_namespace;
 
     #[test]
     fn the_loopback_interface_is_found_by_name_and_by_index() {
@@ -460,21 +477,11 @@ pub mod tests {
 
     #[test]
     fn what_is_no_port_of_a_bridge_has_nothing_to_forget() {
-        let forgotten = std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
-            let arguments = ["link", "add", "pwa", "type", "veth", "peer", "pwb"];
-            std::process::Command::new("ip")
-                .args(arguments)
-                .status()
-                .ok()
-                .filter(|s| s.success())?;
+        in_namespace("ip link add pwa type veth peer pwb", || {
             let mut net = Net::open().expect("Linux");
             let veth = net.named("pwa").expect("answered").expect("just made");
-            Some(net.delete_bridge_fdb(Mac([2, 0, 0, 0, 0, 1]), veth.index))
+            let mac = Mac([2, 0, 0, 0, 0, 1]);
+            net.delete_bridge_fdb(mac, veth.index).expect("nothing to do");
         });
-        match forgotten.join().expect("no panic") {
-            Some(answer) => answer.expect("nothing to do"),
-            None => eprintln!("skipped: needs root and ip"),
-        }
     }
 }

@@ -126,12 +126,9 @@ impl<'de> Deserialize<'de> for Route {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
-    use nix::sched::{CloneFlags, unshare};
-
     use super::*;
     use crate::daemon::net::Net;
+    use crate::daemon::testing::{in_namespace, shell};
 
     const GUEST: &str = "
         ip link add eth0 type veth peer name eth1 && ip link set eth1 up && ip link set eth0 up
@@ -153,42 +150,29 @@ mod tests {
         ip route add 198.18.16.0/24 nexthop via 198.18.7.1 weight 3 nexthop via 198.18.7.9
     ";
 
-    /// As iproute2 says it in the calling thread's namespace.
-    fn shell(script: &str) -> String {
-        let output = Command::new("sh").args(["-ec", script]).output().expect("a shell");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+    fn eth0(net: &mut Net) -> u32 {
+        net.named("eth0").expect("answered").expect("just made").index
     }
 
     /// What iproute2 says of the routes after this script, and after they were lost and added again.
-    fn lost_and_added(script: &'static str) -> Option<(String, String)> {
-        let done = std::thread::spawn(move || {
-            if unshare(CloneFlags::CLONE_NEWNET).is_err()
-                || Command::new("ip").arg("-V").output().is_err()
-            {
-                eprintln!("skipped: needs root and ip");
-                return None;
-            }
+    fn lost_and_added(script: &str) -> Option<(String, String)> {
+        in_namespace(&format!("{GUEST}{script}"), || {
             let told = || {
                 shell(
                     "ip -4 route show table all | grep -v 'table local'; ip -6 route show | grep -v fe80 || true",
                 )
             };
-            shell(GUEST);
-            shell(script);
-            let before = told();
+            let before = told().expect("told");
             let mut net = Net::open().expect("Linux");
-            let link = net.named("eth0").expect("answered").expect("just made");
-            let routes: Vec<_> =
-                net.routes(link.index).expect("told").into_iter().flatten().collect();
-            shell(&format!("ip link del eth0; {GUEST}"));
-            let link = net.named("eth0").expect("answered").expect("just made");
+            let index = eth0(&mut net);
+            let routes: Vec<_> = net.routes(index).expect("told").into_iter().flatten().collect();
+            shell(&format!("ip link del eth0; {GUEST}")).expect("made again");
+            let index = eth0(&mut net);
             for route in &routes {
-                net.add_route(link.index, route).expect("taken");
+                net.add_route(index, route).expect("taken");
             }
-            Some((before, told()))
-        });
-        done.join().expect("no panic")
+            (before, told().expect("told"))
+        })
     }
 
     #[test]
@@ -214,25 +198,21 @@ mod tests {
 
     #[test]
     fn a_route_survives_writing_and_reading_and_one_that_cannot_be_kept_is_named() {
-        let done = std::thread::spawn(|| {
-            if unshare(CloneFlags::CLONE_NEWNET).is_err() {
-                return eprintln!("skipped: needs root and ip");
-            }
-            shell(GUEST);
-            shell(ROUTES);
+        in_namespace(&format!("{GUEST}{ROUTES}"), || {
             let mut net = Net::open().expect("Linux");
-            let link = net.named("eth0").expect("answered").expect("just made");
-            let routes: Vec<_> =
-                net.routes(link.index).expect("told").into_iter().flatten().collect();
+            let index = eth0(&mut net);
+            let routes: Vec<_> = net.routes(index).expect("told").into_iter().flatten().collect();
             let text = serde_json::to_string(&routes).expect("JSON");
             assert_eq!(serde_json::from_str::<Vec<Route>>(&text).expect("read"), routes);
-            shell("ip address add 198.18.30.2/24 dev eth1");
-            shell("ip route add 198.18.40.0/24 nexthop via 198.18.7.1 nexthop via 198.18.30.1");
-            let routes = net.routes(link.index).expect("told");
+            shell(
+                "ip address add 198.18.30.2/24 dev eth1
+                 ip route add 198.18.40.0/24 nexthop via 198.18.7.1 nexthop via 198.18.30.1",
+            )
+            .expect("made");
+            let routes = net.routes(index).expect("told");
             let error = routes.into_iter().find_map(Result::err).expect("by two interfaces");
             let what = "its route 198.18.40.0/24 has paths by several interfaces";
             assert!(error.what.starts_with(what), "{}", error.what);
         });
-        done.join().expect("no panic");
     }
 }

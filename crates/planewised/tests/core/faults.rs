@@ -19,7 +19,7 @@ use super::{Daemon, SETTINGS, core_on, daemon, faults, id, start, vf};
 
 /// Lets a daemon begin anew in its world, with its journal on this storage.
 fn keep_journal_on(daemon: &mut Daemon, storage: impl Storage + 'static) {
-    let (journal, _) = Journal::with_storage("j", Box::new(storage), b"", false).expect("begun");
+    let (journal, _) = Journal::with_storage("j", Some(Box::new(storage)), b"").expect("begun");
     let directory = daemon.directory.path();
     (daemon.core, _) = core_on(SETTINGS, daemon.world.host(), journal, directory);
 }

@@ -92,7 +92,7 @@ impl Model {
         config.state_directory = self.directory.path().to_owned();
         let text = self.made.shared().text.clone();
         let storage = Box::new(Disk(self.made.clone()));
-        let (journal, _) = Journal::with_storage("journal", storage, &text, false).expect("ours");
+        let (journal, _) = Journal::with_storage("journal", Some(storage), &text).expect("ours");
         let (core_ends, http) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
         let host = self.world.host_with(Box::new(self.made.clone()));
         let core = Core::new(config, host, journal, core_ends, false, Box::new(|| false));

@@ -56,7 +56,6 @@ struct Tracked {
     managed: Managed,
     tracker: Tracker,
     /// When its VF was given or taken.
-    since_ms: u64,
     since_unix_ms: u64,
     why: String,
 }
@@ -225,65 +224,63 @@ impl Core {
     /// Does what is due: processes reports, samples, decides, begins moves.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
-        self.take_reports(now_ms);
+        self.take_reports();
         if now_ms >= self.next_sample_ms {
-            self.observe(now_ms);
+            self.observe();
             // Samples missed by a suspended machine are not made up for.
             self.next_sample_ms = now_ms + (self.config.sample_s * 1e3) as u64;
         }
         if !self.dry_run {
-            self.recover_what_is_due(now_ms);
-            self.take_reports(now_ms);
+            self.recover_what_is_due();
+            self.take_reports();
         }
         if self.decide_now || now_ms >= self.next_decision_ms {
             self.decide_now = false;
             self.next_decision_ms = now_ms + (self.allocator.settings().interval_s * 1e3) as u64;
-            let decision = self.decide(now_ms);
+            let decision = self.decide();
             if !self.dry_run && !self.doubtful {
                 self.queue.extend(decision.plan.moves);
             }
         }
-        self.begin_queued(now_ms);
-        self.take_reports(now_ms);
+        self.begin_queued();
+        self.take_reports();
         if !self.dry_run && !self.doubtful {
             self.release_leaving();
             self.compact_journal();
         }
         self.write_recording();
-        self.publish(now_ms);
+        self.publish();
     }
 
     /// Processes reports only: operations under way end, and none is begun.
     pub fn finish(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         self.queue.clear();
-        self.take_reports(now_ms);
-        self.publish(now_ms);
+        self.take_reports();
+        self.publish();
     }
 
     /// Processes the reports of ended tasks, and of those that end meanwhile.
-    fn take_reports(&mut self, now_ms: u64) {
+    fn take_reports(&mut self) {
         loop {
             let failed = std::mem::take(&mut self.failed_at_once);
-            let reports = self.host.tasks.ended(now_ms);
+            let reports = self.host.tasks.ended(self.now_ms);
             if failed.is_empty() && reports.is_empty() {
                 return;
             }
             for (operation, failure) in failed {
-                self.step_ended(operation, Err(failure), 0.0, now_ms);
+                self.step_ended(operation, Err(failure), 0.0);
             }
             for report in reports {
                 let seconds = report.took.as_secs_f64();
                 match report.outcome {
-                    Outcome::Step(result) => {
-                        self.step_ended(report.number, result, seconds, now_ms)
-                    }
-                    Outcome::Survey(found) => self.finish_survey(found, now_ms),
-                    Outcome::Read(result) => self.reading_ended(*result, now_ms),
-                    Outcome::Adopted => self.adoption_ended(now_ms),
+                    Outcome::Step(result) => self.step_ended(report.number, result, seconds),
+                    Outcome::Survey(found) => self.finish_survey(found),
+                    Outcome::Read(result) => self.reading_ended(*result),
+                    Outcome::Adopted => self.adoption_ended(),
                 }
             }
-            self.begin_queued(now_ms);
+            self.begin_queued();
         }
     }
 
@@ -302,12 +299,12 @@ impl Core {
         self.report_once(error);
         self.doubtful = true;
         self.queue.clear();
-        self.postpone_recovery(self.now_ms);
+        self.postpone_recovery();
     }
 
     /// Pauses after a failed attempt to reconcile journal and host.
-    fn postpone_recovery(&mut self, now_ms: u64) {
-        self.doubtful_after_ms = now_ms + backoff_ms(self.doubtful_tries);
+    fn postpone_recovery(&mut self) {
+        self.doubtful_after_ms = self.now_ms + backoff_ms(self.doubtful_tries);
         self.doubtful_tries = self.doubtful_tries.saturating_add(1);
     }
 }

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::Decision;
-use pw_alloc::execute::{Action, Execution, Failure, Performed};
-use pw_alloc::journal::{Ending, Entry};
+use pw_alloc::execute::{Action, Failure, Operation, Performed};
+use pw_alloc::journal::Ending;
 use pw_alloc::model::{GuestId, Stance, VfId};
 use pw_alloc::plan::{Direction, Move, Plan};
-use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
 use pw_error::Error;
 
+use super::recovery::log_holders;
 use super::{Core, OVERDUE_MS, Tracked};
 use crate::daemon::failpoint;
 use crate::daemon::guests::Network;
@@ -23,72 +23,26 @@ use crate::daemon::tasks::{Executor, Task, Work};
 
 /// A move or a recovery under way.
 pub(super) struct Active {
-    kind: Kind,
+    operation: Operation,
+    /// What is published of a move.
+    record: Option<Box<MoveRecord>>,
     begun: Instant,
-    /// The step that a task performs.
-    step: Option<Step>,
-    /// Deadline of that step [ms].
+    /// Deadline of its step [ms].
     due_ms: u64,
     overdue_reported: bool,
 }
 
-/// A move or a recovery.
-enum Kind {
-    Move { execution: Box<Execution>, record: Box<MoveRecord> },
-    Recovery(Box<Repair>),
-}
-
-/// The next action of an operation.
-enum Next {
-    Write(Entry),
-    Announce(Entry, Step),
-    Do(Step),
-    Ended(Ending),
-    Settle,
-}
-
 impl Active {
-    pub(super) fn recovery(repair: Repair) -> Self {
-        Self::new(Kind::Recovery(Box::new(repair)))
-    }
-
-    fn new(kind: Kind) -> Self {
-        Self { kind, begun: Instant::now(), step: None, due_ms: u64::MAX, overdue_reported: false }
-    }
-
-    /// Is it about this VF?
-    pub(super) fn is_about_vf(&self, vf: &VfId) -> bool {
-        match &self.kind {
-            Kind::Move { execution, .. } => execution.change().vf == *vf,
-            Kind::Recovery(repair) => repair.vfs().contains(vf),
-        }
-    }
-
-    fn vfs(&self) -> Vec<VfId> {
-        match &self.kind {
-            Kind::Move { execution, .. } => vec![execution.change().vf.clone()],
-            Kind::Recovery(repair) => repair.vfs().iter().cloned().collect(),
-        }
-    }
-
-    /// Is it about this guest?
-    pub(super) fn is_about_guest(&self, guest: &GuestId) -> bool {
-        match &self.kind {
-            Kind::Move { execution, .. } => execution.change().guest == *guest,
-            Kind::Recovery(repair) => repair.guests().contains(guest),
-        }
+    pub(super) fn new(operation: Operation, record: Option<Box<MoveRecord>>) -> Self {
+        let (begun, due_ms) = (Instant::now(), u64::MAX);
+        Self { operation, record, begun, due_ms, overdue_reported: false }
     }
 
     /// The guest that it gives this VF to.
     pub(super) fn gives(&self, vf: &VfId) -> Option<&GuestId> {
-        match &self.kind {
-            Kind::Move { execution, .. } => {
-                let change = execution.change();
-                let gives = change.direction == Direction::Give && change.vf == *vf;
-                gives.then_some(&change.guest)
-            }
-            Kind::Recovery(_) => None,
-        }
+        let change = self.operation.change()?;
+        let gives = change.direction == Direction::Give && change.vf == *vf;
+        gives.then_some(&change.guest)
     }
 
     /// Is its step long overdue?
@@ -96,36 +50,16 @@ impl Active {
         self.overdue_reported
     }
 
-    /// A description for messages.
-    fn words(&self) -> String {
-        match &self.kind {
-            Kind::Move { execution, .. } => execution.change().words(),
-            Kind::Recovery(repair) => {
-                let vfs: Vec<String> = repair.vfs().iter().map(ToString::to_string).collect();
-                format!("recover {}", vfs.join(", "))
-            }
-        }
-    }
-
-    fn next(&mut self) -> Next {
-        match &mut self.kind {
-            Kind::Move { execution, .. } => match execution.next_action() {
-                Action::Write(entry) => Next::Write(entry),
-                Action::Do(step) => Next::Do(step),
-                Action::Finished(ending) => Next::Ended(ending),
-            },
-            Kind::Recovery(repair) => match repair.next_step() {
-                Some((entry, step)) => Next::Announce(entry, step),
-                None => Next::Settle,
-            },
-        }
+    /// Its name in failpoints.
+    fn word(&self) -> &'static str {
+        self.operation.change().map_or("recover", |change| change.direction.as_str())
     }
 }
 
 impl Core {
-    pub(super) fn decide(&mut self, now_ms: u64) -> Decision {
+    pub(super) fn decide(&mut self) -> Decision {
         let begun = Instant::now();
-        let snapshot = self.snapshot(now_ms);
+        let snapshot = self.snapshot();
         let decision = self.allocator.decide(&snapshot);
         self.record_decision(&snapshot, &decision.plan);
         let elapsed = begun.elapsed();
@@ -149,24 +83,24 @@ impl Core {
 
     /// Is a move of this VF under way or queued, or a recovery of it under way?
     pub(super) fn is_vf_under_way(&self, vf: &VfId) -> bool {
-        self.active.values().any(|active| active.is_about_vf(vf))
+        self.active.values().any(|active| active.operation.is_about_vf(vf))
             || self.queue.iter().any(|change| change.vf == *vf)
     }
 
     /// The VFs of moves and recoveries under way.
     pub(super) fn vfs_under_way(&self) -> BTreeSet<VfId> {
-        self.active.values().flat_map(Active::vfs).collect()
+        self.active.values().flat_map(|active| active.operation.vfs()).cloned().collect()
     }
 
     /// Is a move of this guest under way or queued, or a recovery of it under way?
     pub(super) fn is_guest_under_way(&self, guest: &GuestId) -> bool {
-        self.active.values().any(|active| active.is_about_guest(guest))
+        self.active.values().any(|active| active.operation.is_about_guest(guest))
             || self.queue.iter().any(|change| change.guest == *guest)
     }
 
     /// Begins queued moves of which neither guest nor VF is under way. A plan leaves out guests and VFs under
     /// way, so that queued moves stay valid.
-    pub(super) fn begin_queued(&mut self, now_ms: u64) {
+    pub(super) fn begin_queued(&mut self) {
         let mut waiting = VecDeque::new();
         let (mut vfs, mut guests) = (BTreeSet::new(), BTreeSet::new());
         for change in std::mem::take(&mut self.queue) {
@@ -175,8 +109,8 @@ impl Core {
             }
             let waits = vfs.contains(&change.vf)
                 || guests.contains(&change.guest)
-                || self.active.values().any(|active| {
-                    active.is_about_vf(&change.vf) || active.is_about_guest(&change.guest)
+                || self.active.values().any(|Active { operation, .. }| {
+                    operation.is_about_vf(&change.vf) || operation.is_about_guest(&change.guest)
                 });
             if waits {
                 vfs.insert(change.vf.clone());
@@ -195,7 +129,7 @@ impl Core {
                 Direction::Take => ledger.holders.get(&change.vf) == Some(&change.guest),
             };
             if is_valid {
-                self.begin_move(change, now_ms);
+                self.begin_move(change);
             }
         }
         // Moves that waited go first.
@@ -213,72 +147,59 @@ impl Core {
         })
     }
 
-    fn begin_move(&mut self, change: Move, now_ms: u64) {
+    fn begin_move(&mut self, change: Move) {
         let Some(guest) = self.guests.get(&change.guest) else { return };
         let (mac, join) = (guest.managed.mac, guest.managed.join);
         let plan = Plan { moves: vec![change.clone()] };
-        let operation = self.journal.ledger().next_operation;
-        let record = Box::new(MoveRecord::begun(operation, &change));
+        let number = self.journal.ledger().next_operation;
+        let record = Box::new(MoveRecord::begun(number, &change));
         self.record_move(&record, Event::MoveBegan);
-        let execution = Box::new(Execution::new(operation, change, mac, join));
-        self.begin(operation, Active::new(Kind::Move { execution, record }), now_ms);
+        let operation = Operation::of_move(number, change, mac, join);
+        self.begin(number, Active::new(operation, Some(record)));
         // Only a move that was begun counts for the policy.
-        if self.active.contains_key(&operation) {
-            self.allocator.commit(&plan, now_ms);
+        if self.active.contains_key(&number) {
+            self.allocator.commit(&plan, self.now_ms);
         }
     }
 
     /// Begins a move or a recovery.
-    pub(super) fn begin(&mut self, operation: u64, active: Active, now_ms: u64) {
-        self.active.insert(operation, active);
-        self.drive(operation, now_ms);
+    pub(super) fn begin(&mut self, number: u64, active: Active) {
+        self.active.insert(number, active);
+        self.drive(number);
     }
 
     /// Advances an operation until a task has been begun or it has ended.
-    fn drive(&mut self, operation: u64, now_ms: u64) {
-        while let Some(active) = self.active.get_mut(&operation) {
-            let (line, step) = match active.next() {
-                Next::Write(entry) => (Some(entry), None),
-                Next::Announce(entry, step) => (Some(entry), Some(step)),
-                Next::Do(step) => (None, Some(step)),
-                Next::Ended(ending) => return self.move_ended(operation, &ending),
-                Next::Settle => return self.recovery_ended(operation, now_ms),
-            };
-            if let Some(line) = line
-                && let Err(error) = self.journal.append(&line)
-            {
-                self.journal_failed(&error);
-                self.active.remove(&operation);
-                return;
-            }
-            if let Some(step) = step {
-                return self.begin_step(operation, step, now_ms);
+    fn drive(&mut self, number: u64) {
+        while let Some(active) = self.active.get_mut(&number) {
+            match active.operation.next_action() {
+                Action::Write(line) => {
+                    if let Err(error) = self.journal.append(&line) {
+                        self.journal_failed(&error);
+                        self.active.remove(&number);
+                        return;
+                    }
+                }
+                Action::Do(step) => return self.begin_step(number, step),
+                Action::Finished => return self.operation_ended(number),
             }
         }
     }
 
-    fn begin_step(&mut self, operation: u64, step: Step, now_ms: u64) {
-        let due_ms = now_ms + (self.config.step_timeout_s * 1e3) as u64;
-        let Some(active) = self.active.get_mut(&operation) else { return };
-        (active.step, active.due_ms) = (Some(step.clone()), due_ms);
-        match &active.kind {
-            Kind::Move { execution, .. } => {
-                let direction = execution.change().direction.as_str();
-                failpoint::reached(|| format!("{direction}/{}/before", step.word()));
-            }
-            Kind::Recovery(_) => {
-                failpoint::reached(|| format!("recover/{}/before", step.word()));
-                tracing::info!("recovery: {step}");
-            }
+    fn begin_step(&mut self, number: u64, step: Step) {
+        let Some(active) = self.active.get_mut(&number) else { return };
+        active.due_ms = self.now_ms + (self.config.step_timeout_s * 1e3) as u64;
+        failpoint::reached(|| format!("{}/{}/before", active.word(), step.word()));
+        if active.record.is_none() {
+            tracing::info!("recovery: {step}");
         }
         match self.executors(&step) {
             Ok(executors) => {
                 let pool = Arc::new(self.view.clone());
                 let within = Duration::from_secs_f64(self.config.step_timeout_s);
                 let work = Work::Step { step, executors, pool, within };
-                self.host.tasks.begin(Task { number: operation, work });
+                self.host.tasks.begin(Task { number, work });
             }
-            Err(failure) => self.failed_at_once.push((operation, failure)),
+            Err(failure) => self.failed_at_once.push((number, failure)),
         }
     }
 
@@ -305,56 +226,58 @@ impl Core {
     }
 
     /// Continues an operation after a step was done or failed.
-    pub(super) fn step_ended(
-        &mut self,
-        operation: u64,
-        result: Performed,
-        seconds: f64,
-        now_ms: u64,
-    ) {
-        let Some(active) = self.active.get_mut(&operation) else { return };
-        let Some(step) = active.step.take() else { return };
+    pub(super) fn step_ended(&mut self, number: u64, result: Performed, seconds: f64) {
+        let Some(active) = self.active.get_mut(&number) else { return };
+        let Some(step) = active.operation.step().cloned() else { return };
         active.due_ms = u64::MAX;
-        self.touch(step.vf());
-        let Some(active) = self.active.get_mut(&operation) else { return };
-        match &mut active.kind {
-            Kind::Move { execution, record } => {
-                let direction = execution.change().direction.as_str();
-                failpoint::reached(|| format!("{direction}/{}/after", step.word()));
+        let place = match (&active.record, &result) {
+            (None, Ok(())) => None,
+            (None, Err(_)) => Some("failed"),
+            (Some(_), _) => Some("after"),
+        };
+        if let Some(place) = place {
+            failpoint::reached(|| format!("{}/{}/{place}", active.word(), step.word()));
+        }
+        let failure = active.operation.report(result);
+        match &mut active.record {
+            Some(record) => {
                 let duration_ms = seconds * 1e3;
                 record.steps.push(StepRecord { step: step.to_string(), duration_ms });
-                execution.report(result);
                 let record = record.clone();
                 self.record_move(&record, Event::MoveStepped);
             }
-            Kind::Recovery(repair) => {
-                if result.is_err() {
-                    failpoint::reached(|| format!("recover/{}/failed", step.word()));
-                }
-                // It is retried, and reported once.
-                if let Some(why) = repair.report(result)
-                    && self.is_new(&why)
-                {
+            // It is retried, and reported once.
+            None => {
+                if let Some(why) = failure.filter(|why| self.is_new(why)) {
                     self.report_error(&Error::failed(why, ""), step.guest(), step.vf());
                 }
             }
         }
+        self.touch(step.vf());
         if self.doubtful {
             // The journal cannot be written: a recovery surveys the result later.
-            self.active.remove(&operation);
+            self.active.remove(&number);
             return;
         }
-        self.drive(operation, now_ms);
+        self.drive(number);
     }
 
-    /// A move has ended.
-    fn move_ended(&mut self, operation: u64, ending: &Ending) {
-        let Some(active) = self.active.remove(&operation) else { return };
-        let seconds = active.begun.elapsed().as_secs_f64();
-        let Kind::Move { execution, mut record } = active.kind else { return };
+    /// A move or a recovery has ended.
+    fn operation_ended(&mut self, number: u64) {
+        let Some(Active { operation, record, begun, .. }) = self.active.remove(&number) else {
+            return;
+        };
+        let (Some(change), Some(ending), Some(mut record)) =
+            (operation.change(), operation.ending(), record)
+        else {
+            log_holders(operation.holders());
+            (self.next_read_ms, self.decide_now) = (0, true);
+            return;
+        };
+        let seconds = begun.elapsed().as_secs_f64();
         record.duration_ms = Some(seconds * 1e3);
         record.ending = Some(status::Ending::from(ending));
-        self.report_ending(execution.change(), ending, seconds);
+        self.report_ending(change, ending, seconds);
         self.record_move(&record, Event::MoveEnded);
         // Places and addresses have changed, and another user may have taken the VF meanwhile.
         self.begin_reading();
@@ -370,7 +293,6 @@ impl Core {
                     self.allocator.given(&change.guest, &change.vf);
                 }
                 if let Some(guest) = self.guests.get_mut(&change.guest) {
-                    guest.since_ms = self.now_ms;
                     guest.since_unix_ms = unix_ms();
                     guest.why = change.reason.to_string();
                 }
@@ -406,29 +328,17 @@ impl Core {
         }
     }
 
-    /// A recovery has ended.
-    fn recovery_ended(&mut self, operation: u64, now_ms: u64) {
-        let Some(active) = self.active.remove(&operation) else { return };
-        let Kind::Recovery(repair) = active.kind else { return };
-        let holders = repair.holders().clone();
-        let line = repair.settled(self.journal.ledger());
-        if let Err(error) = self.journal.append(&line) {
-            return self.journal_failed(&error);
-        }
-        self.keep_holders(&holders, now_ms);
-        (self.next_read_ms, self.decide_now) = (0, true);
-    }
-
     /// Reports tasks that are long overdue.
-    pub(super) fn report_overdue(&mut self, now_ms: u64) {
+    pub(super) fn report_overdue(&mut self) {
         let mut overdue = Vec::new();
         for active in self.active.values_mut() {
-            if active.overdue_reported || now_ms <= active.due_ms.saturating_add(OVERDUE_MS) {
+            if active.overdue_reported || self.now_ms <= active.due_ms.saturating_add(OVERDUE_MS) {
                 continue;
             }
             active.overdue_reported = true;
-            let step = active.step.as_ref().map(ToString::to_string).unwrap_or_default();
-            overdue.push(format!("cannot {}: the step `{step}` does not end", active.words()));
+            let step = active.operation.step().map(ToString::to_string).unwrap_or_default();
+            let words = active.operation.words();
+            overdue.push(format!("cannot {words}: the step `{step}` does not end"));
         }
         for what in overdue {
             let remedy = "the kernel may wait for whoever uses the device; everything else goes on";

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pw_alloc::evidence::{Observation, ObservedGuest, ObservedVf, User, doubt};
 use pw_alloc::journal::Entry;
 use pw_alloc::model::{
-    GuestId, GuestView, Health, Holding, Mac, Snapshot, Stance, VfId, VfState, VfView, Wish,
+    GuestId, GuestView, Health, Mac, Snapshot, Stance, VfId, VfState, VfView, Wish,
 };
 use pw_alloc::plan::Move;
 use pw_alloc::signal::Tracker;
@@ -44,13 +44,13 @@ pub(super) struct Reading {
 }
 
 impl Core {
-    pub(super) fn observe(&mut self, now_ms: u64) {
+    pub(super) fn observe(&mut self) {
         let begun = Instant::now();
-        self.observe_pool(now_ms);
+        self.observe_pool();
         if !self.reading.done_once {
             return;
         }
-        self.discover(now_ms);
+        self.discover();
         self.begin_adoption();
         let reserved = self.host.kinds.iter().flat_map(|kind| kind.reserved(&self.view)).collect();
         self.decide_now |= self.reserved != reserved;
@@ -64,7 +64,7 @@ impl Core {
         let mut samples = std::mem::take(&mut self.samples);
         samples.clear();
         for kind in &mut self.host.kinds {
-            kind.sample(now_ms, &self.view, &mut samples);
+            kind.sample(self.now_ms, &self.view, &mut samples);
         }
         let settings = self.allocator.settings().signal;
         for (id, sample) in &samples {
@@ -76,10 +76,10 @@ impl Core {
             }
         }
         self.samples = samples;
-        self.observe_doubts(now_ms);
+        self.observe_doubts();
         self.report_addresses_elsewhere();
-        self.report_overdue(now_ms);
-        let snapshot = self.snapshot(now_ms);
+        self.report_overdue();
+        let snapshot = self.snapshot();
         self.allocator.observe(&snapshot);
         self.status.counters.samples += 1;
         self.status.counters.sample_durations.observe(begun.elapsed().as_secs_f64());
@@ -104,16 +104,16 @@ impl Core {
         addresses
     }
 
-    fn observe_pool(&mut self, now_ms: u64) {
+    fn observe_pool(&mut self) {
         let links: Vec<_> = self.view.pfs.iter().map(|(id, pf)| (id.clone(), pf.link_up)).collect();
         let down = |view: &PoolView| view.vfs.values().filter(|vf| !vf.link_up).count();
         let (unused_before, down_before) = (unused(&self.view), down(&self.view));
         let has_pfs = !self.view.pfs.is_empty();
         let sampled = has_pfs && self.host.pool.sample(&mut self.view).is_ok();
         // The users of VFs, the host's own use, and new PFs take a reading.
-        if !sampled || now_ms >= self.next_read_ms || unused(&self.view) != unused_before {
+        if !sampled || self.now_ms >= self.next_read_ms || unused(&self.view) != unused_before {
             self.begin_reading();
-            self.take_reports(now_ms);
+            self.take_reports();
         }
         // Holders of VFs without a link fall back.
         self.decide_now |= down(&self.view) != down_before;
@@ -150,7 +150,7 @@ impl Core {
     }
 
     /// Takes what a reading shows, but for VFs that were touched meanwhile.
-    pub(super) fn reading_ended(&mut self, result: Result<PoolView>, now_ms: u64) {
+    pub(super) fn reading_ended(&mut self, result: Result<PoolView>) {
         self.reading.under_way = false;
         let touched = std::mem::take(&mut self.reading.touched);
         let completed = result.and_then(|mut view| {
@@ -161,8 +161,8 @@ impl Core {
             Ok(view) => view,
             Err(error) => {
                 self.report_once(&error);
-                self.next_read_ms = now_ms + READ_STRAYED_MS;
-                return self.survey_has_read(Err(error), now_ms);
+                self.next_read_ms = self.now_ms + READ_STRAYED_MS;
+                return self.survey_has_read(Err(error));
             }
         };
         for pf in &view.missing {
@@ -180,15 +180,15 @@ impl Core {
         self.view = view;
         if !self.reading.done_once {
             self.reading.done_once = true;
-            self.next_sample_ms = now_ms;
+            self.next_sample_ms = self.now_ms;
         }
         self.decide_now |= unused(&self.view).difference(&unused_before).next().is_some();
-        self.schedule_reading(now_ms, !touched.is_empty());
-        self.survey_has_read(Ok(()), now_ms);
+        self.schedule_reading(!touched.is_empty());
+        self.survey_has_read(Ok(()));
     }
 
     /// Schedules the next reading; `soon`: this one has not shown all.
-    fn schedule_reading(&mut self, now_ms: u64, soon: bool) {
+    fn schedule_reading(&mut self, soon: bool) {
         let ledger = self.journal.ledger();
         let unheld = || {
             self.view
@@ -204,11 +204,11 @@ impl Core {
         } else {
             READ_MS
         };
-        self.next_read_ms = now_ms + period_ms;
+        self.next_read_ms = self.now_ms + period_ms;
     }
 
     /// Compares the journal with this sample.
-    fn observe_doubts(&mut self, now_ms: u64) {
+    fn observe_doubts(&mut self) {
         let mut observation = Observation {
             complete: self.host.kinds.iter().all(|kind| kind.gap().is_none()),
             pfs: self.view.pfs.keys().cloned().collect(),
@@ -252,7 +252,7 @@ impl Core {
                 why,
                 samples: 0,
                 tries: 0,
-                next_ms: now_ms,
+                next_ms: self.now_ms,
             });
             doubt.samples = doubt.samples.saturating_add(samples);
         }
@@ -280,14 +280,14 @@ impl Core {
         }
     }
 
-    fn discover(&mut self, now_ms: u64) {
+    fn discover(&mut self) {
         for index in 0..self.host.kinds.len() {
             let guests = self.host.kinds[index].discover(&self.view);
             for trouble in self.host.kinds[index].troubles() {
                 self.report_once(&Error::failed(trouble, ""));
             }
             match guests {
-                Ok(guests) => self.update_guests(index, guests, now_ms),
+                Ok(guests) => self.update_guests(index, guests),
                 Err(error) => self.report_once(&error),
             }
         }
@@ -307,15 +307,15 @@ impl Core {
     }
 
     /// An adoption has ended: another one begins, or the guests are known now.
-    pub(super) fn adoption_ended(&mut self, now_ms: u64) {
+    pub(super) fn adoption_ended(&mut self) {
         self.adopting = false;
         self.begin_adoption();
         if !self.adopting {
-            self.discover(now_ms);
+            self.discover();
         }
     }
 
-    fn update_guests(&mut self, kind: usize, guests: Vec<Managed>, now_ms: u64) {
+    fn update_guests(&mut self, kind: usize, guests: Vec<Managed>) {
         let names: BTreeSet<&GuestId> = guests.iter().map(|guest| &guest.id).collect();
         let absent: Vec<GuestId> = self
             .guests
@@ -335,7 +335,7 @@ impl Core {
                     let restarted = guest.managed.incarnation != managed.incarnation;
                     guest.managed = managed;
                     if restarted {
-                        self.restarted(&id, now_ms);
+                        self.restarted(&id);
                     }
                 }
                 Some(guest) => {
@@ -354,7 +354,6 @@ impl Core {
                         kind,
                         managed,
                         tracker: Tracker::default(),
-                        since_ms: now_ms,
                         since_unix_ms: unix_ms(),
                         why: "has just been found".to_owned(),
                     };
@@ -396,10 +395,10 @@ impl Core {
     }
 
     /// Discards all observations of a guest that was restarted between two samples.
-    fn restarted(&mut self, id: &GuestId, now_ms: u64) {
+    fn restarted(&mut self, id: &GuestId) {
         if let Some(guest) = self.guests.get_mut(id) {
             guest.tracker = Tracker::default();
-            (guest.since_ms, guest.since_unix_ms) = (now_ms, unix_ms());
+            guest.since_unix_ms = unix_ms();
             guest.why = "was started anew".to_owned();
         }
         self.record_restart(id);
@@ -496,7 +495,7 @@ impl Core {
         }
     }
 
-    pub(super) fn snapshot(&self, now_ms: u64) -> Snapshot {
+    pub(super) fn snapshot(&self) -> Snapshot {
         let ledger = self.journal.ledger();
         let held: BTreeMap<&GuestId, &VfId> =
             ledger.holders.iter().map(|(vf, guest)| (guest, vf)).collect();
@@ -506,14 +505,12 @@ impl Core {
             .iter()
             .map(|(id, guest)| GuestView {
                 id: id.clone(),
-                rate: guest.tracker.rate(now_ms, settings),
+                rate: guest.tracker.rate(self.now_ms, settings),
                 wish: match self.wish(id, &guest.managed) {
                     wish if self.status.draining => Wish { stance: Stance::Excluded, ..wish },
                     wish => wish,
                 },
-                holds: held
-                    .get(id)
-                    .map(|vf| Holding { vf: (*vf).clone(), since_ms: guest.since_ms }),
+                holds: held.get(id).map(|vf| (*vf).clone()),
                 health: match ledger.marked.get(id) {
                     Some(why) => Health::Stuck(why.clone()),
                     // Nothing is decided of a guest whose network is not known yet.
@@ -550,7 +547,7 @@ impl Core {
                 VfView { id: id.clone(), numa: pf.and_then(|pf| pf.numa), state }
             })
             .collect();
-        Snapshot { now_ms, guests, vfs }
+        Snapshot { now_ms: self.now_ms, guests, vfs }
     }
 }
 

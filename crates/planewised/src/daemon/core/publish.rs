@@ -52,7 +52,7 @@ impl Core {
         last_ms.is_none_or(|last_ms| self.now_ms.saturating_sub(last_ms) >= AWAY_MS)
     }
 
-    pub(super) fn publish(&mut self, now_ms: u64) {
+    pub(super) fn publish(&mut self) {
         let ledger = self.journal.ledger();
         let held: BTreeMap<&GuestId, &VfId> =
             ledger.holders.iter().map(|(vf, guest)| (guest, vf)).collect();
@@ -70,7 +70,7 @@ impl Core {
                     vf: held.get(id).map(|vf| (*vf).clone()),
                     since_unix_ms: guest.since_unix_ms,
                     why: guest.why.clone(),
-                    rate: guest.tracker.rate(now_ms, signal).into(),
+                    rate: guest.tracker.rate(self.now_ms, signal).into(),
                     stance: wish.stance,
                     class: wish.class,
                     moving: self.is_guest_under_way(id),

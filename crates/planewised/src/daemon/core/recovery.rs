@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pw_alloc::evidence::User;
+use pw_alloc::execute::Operation;
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::recover::{Recovery, recover};
-use pw_alloc::repair::Repair;
 use pw_alloc::world::{HostState, VfPlace, VfPlacement};
 use pw_error::{Error, Result};
 
@@ -31,32 +31,32 @@ pub(super) struct Survey {
 
 impl Core {
     /// Begins a survey where journal and host may disagree, if one is due.
-    pub(super) fn recover_what_is_due(&mut self, now_ms: u64) {
+    pub(super) fn recover_what_is_due(&mut self) {
         if self.survey.is_some() {
             return;
         }
         if self.doubtful {
             // Kinds that answer later would be recovered twice.
             let pending =
-                now_ms < FIRST_LOOK_MS && self.host.kinds.iter().any(|kind| kind.is_pending());
+                self.now_ms < FIRST_LOOK_MS && self.host.kinds.iter().any(|kind| kind.is_pending());
             let idle = self.active.values().all(Active::is_overdue);
-            if now_ms >= self.doubtful_after_ms && idle && !pending {
+            if self.now_ms >= self.doubtful_after_ms && idle && !pending {
                 self.suspected.clear();
-                self.begin_survey(None, now_ms);
+                self.begin_survey(None);
             }
             return;
         }
         let due: BTreeSet<VfId> = self
             .doubts
             .iter()
-            .filter(|(_, doubt)| doubt.next_ms <= now_ms && doubt.samples > 1)
+            .filter(|(_, doubt)| doubt.next_ms <= self.now_ms && doubt.samples > 1)
             .filter(|(vf, _)| !self.is_vf_under_way(vf))
             .map(|(vf, _)| vf.clone())
             .collect();
         let guests: BTreeMap<GuestId, u32> = self
             .suspected
             .iter()
-            .filter(|(id, guest)| guest.next_ms <= now_ms && !self.is_guest_under_way(id))
+            .filter(|(id, guest)| guest.next_ms <= self.now_ms && !self.is_guest_under_way(id))
             .map(|(id, guest)| (id.clone(), guest.tries))
             .collect();
         if due.is_empty() && guests.is_empty() {
@@ -66,32 +66,32 @@ impl Core {
         for vf in &due {
             if let Some(doubt) = self.doubts.get_mut(vf) {
                 tracing::warn!("{}", doubt.why);
-                doubt.next_ms = now_ms + backoff_ms(doubt.tries);
+                doubt.next_ms = self.now_ms + backoff_ms(doubt.tries);
                 doubt.tries += 1;
             }
         }
-        self.begin_survey(Some((due, guests)), now_ms);
+        self.begin_survey(Some((due, guests)));
     }
 
     /// Schedules another survey after one failed.
-    fn survey_failed(&mut self, error: &Error, scope: Scope, now_ms: u64) {
+    fn survey_failed(&mut self, error: &Error, scope: Scope) {
         self.report_once(error);
         for (guest, tries) in scope.into_iter().flat_map(|(_, guests)| guests) {
             self.suspected.entry(guest).or_insert(Suspected { tries, next_ms: 0 });
         }
-        self.postpone_recovery(now_ms);
+        self.postpone_recovery();
     }
 
     /// Begins a survey: a reading of the pool, then of the guests.
-    fn begin_survey(&mut self, scope: Scope, now_ms: u64) {
+    fn begin_survey(&mut self, scope: Scope) {
         let awaits = Some(self.reading.begun + 1);
         self.survey = Some(Survey { scope, awaits });
         self.begin_reading();
-        self.take_reports(now_ms);
+        self.take_reports();
     }
 
     /// A reading has ended: a survey that waits for one goes on.
-    pub(super) fn survey_has_read(&mut self, result: Result<()>, now_ms: u64) {
+    pub(super) fn survey_has_read(&mut self, result: Result<()>) {
         let Some(survey) = &mut self.survey else { return };
         match survey.awaits {
             None => return,
@@ -101,7 +101,7 @@ impl Core {
         }
         if let Err(error) = result {
             let scope = self.survey.take().and_then(|survey| survey.scope);
-            return self.survey_failed(&error, scope, now_ms);
+            return self.survey_failed(&error, scope);
         }
         let find = |kind: &mut Box<dyn Guests>| kind.find(&self.view);
         let searches = self.host.kinds.iter_mut().map(find).collect();
@@ -109,11 +109,11 @@ impl Core {
     }
 
     /// The survey is complete: begins the repairs.
-    pub(super) fn finish_survey(&mut self, found: Vec<Result<HostState>>, now_ms: u64) {
+    pub(super) fn finish_survey(&mut self, found: Vec<Result<HostState>>) {
         let Some(Survey { scope, .. }) = self.survey.take() else { return };
         let state = match self.merge(found) {
             Ok(state) => state,
-            Err(error) => return self.survey_failed(&error, scope, now_ms),
+            Err(error) => return self.survey_failed(&error, scope),
         };
         if scope.is_none() {
             (self.doubtful, self.checkpoint_due) = (false, true);
@@ -127,7 +127,7 @@ impl Core {
             recovered.extend(self.guests.keys().cloned());
         }
         let tries = scope.map(|(_, guests)| guests).unwrap_or_default();
-        self.retry_unseen(recovered, &tries, &state, now_ms);
+        self.retry_unseen(recovered, &tries, &state);
         for part in parts {
             // A move that was begun meanwhile goes first; a doubt that it leaves is surveyed again.
             let busy = part.vfs.iter().any(|vf| self.is_vf_under_way(vf))
@@ -136,7 +136,7 @@ impl Core {
                 let guests = part.guests.into_iter();
                 self.suspected.extend(guests.map(|guest| (guest, Suspected::default())));
             } else {
-                self.begin_recovery(part, &state, now_ms);
+                self.begin_recovery(part, &state);
             }
         }
         if !self.doubtful {
@@ -152,42 +152,28 @@ impl Core {
         recovered: BTreeSet<GuestId>,
         tries: &BTreeMap<GuestId, u32>,
         state: &HostState,
-        now_ms: u64,
     ) {
         let unseen = recovered
             .into_iter()
             .filter(|guest| !state.guests.contains_key(guest) && self.guests.contains_key(guest));
         for guest in unseen {
             let tries = tries.get(&guest).copied().unwrap_or(0);
-            let next_ms = now_ms + backoff_ms(tries);
+            let next_ms = self.now_ms + backoff_ms(tries);
             let again = Suspected { tries: tries.saturating_add(1), next_ms };
             self.suspected.entry(guest).or_insert(again);
         }
     }
 
-    fn begin_recovery(&mut self, part: Recovery, state: &HostState, now_ms: u64) {
+    fn begin_recovery(&mut self, part: Recovery, state: &HostState) {
         for note in &part.notes {
             tracing::warn!("{note}");
         }
         if part.steps.is_empty() && !part.changes(self.journal.ledger()) {
-            return self.keep_holders(&part.holders, now_ms);
+            return log_holders(part.holders.iter());
         }
-        let operation = self.journal.ledger().next_operation;
-        let repair = Repair::new(operation, part, state);
-        if let Err(error) = self.journal.append(&repair.begin()) {
-            return self.journal_failed(&error);
-        }
-        self.begin(operation, Active::recovery(repair), now_ms);
-    }
-
-    /// Notes that these guests keep their VFs.
-    pub(super) fn keep_holders(&mut self, holders: &BTreeMap<VfId, GuestId>, now_ms: u64) {
-        for (vf, guest) in holders {
-            if let Some(tracked) = self.guests.get_mut(guest) {
-                tracing::info!("{guest} holds {vf}");
-                tracked.since_ms = tracked.since_ms.min(now_ms);
-            }
-        }
+        let number = self.journal.ledger().next_operation;
+        let operation = Operation::of_recovery(number, part, state);
+        self.begin(number, Active::new(operation, None));
     }
 
     /// Merges the surveys of all kinds of guests with the pool.
@@ -244,4 +230,9 @@ impl Core {
         }
         Ok(state)
     }
+}
+
+/// Logs that these guests keep their VFs.
+pub(super) fn log_holders<'a>(holders: impl Iterator<Item = (&'a VfId, &'a GuestId)>) {
+    holders.for_each(|(vf, guest)| tracing::info!("{guest} holds {vf}"));
 }

@@ -16,17 +16,13 @@ impl Core {
         if envelope.is_abandoned() {
             return;
         }
-        let answer = self.answer(&envelope.request, now_ms);
-        self.answered(envelope, answer, now_ms);
+        self.now_ms = now_ms;
+        let answer = self.answer(&envelope.request);
+        self.answered(envelope, answer);
     }
 
     /// Publishes that a request was performed, and answers it.
-    fn answered(
-        &mut self,
-        envelope: Envelope,
-        answer: std::result::Result<Answer, Refused>,
-        now_ms: u64,
-    ) {
+    fn answered(&mut self, envelope: Envelope, answer: std::result::Result<Answer, Refused>) {
         if let Ok(answer) = &answer
             && envelope.request != Request::Plan
         {
@@ -38,11 +34,11 @@ impl Core {
             let (request, caller) = (envelope.request.name().into(), envelope.caller.to_string());
             self.ends.emit(Event::Requested { request, caller, what });
         }
-        self.publish(now_ms);
+        self.publish();
         envelope.answer(answer);
     }
 
-    fn answer(&mut self, request: &Request, now_ms: u64) -> std::result::Result<Answer, Refused> {
+    fn answer(&mut self, request: &Request) -> std::result::Result<Answer, Refused> {
         if let Some(guest) = request.guest()
             && !self.guests.contains_key(guest)
         {
@@ -50,7 +46,7 @@ impl Core {
         }
         match request {
             Request::Plan => {
-                let snapshot = self.snapshot(now_ms);
+                let snapshot = self.snapshot();
                 let decision = self.allocator.decide(&snapshot);
                 Ok(Answer::Plan(Planned::new(&decision.plan, decision.deferred, false)))
             }
@@ -75,7 +71,7 @@ impl Core {
                     return Err(self.not_now());
                 }
                 self.allocator.retry(None);
-                let decision = self.decide(now_ms);
+                let decision = self.decide();
                 // The next tick makes the moves.
                 self.decide_now = true;
                 Ok(Answer::Plan(Planned::new(&decision.plan, decision.deferred, true)))
@@ -164,8 +160,9 @@ impl Core {
 
     /// Answers a request to read the configuration again.
     pub fn reloaded(&mut self, envelope: Envelope, result: Result<()>, now_ms: u64) {
+        self.now_ms = now_ms;
         let answer = result.map(|()| Answer::Done("the configuration was read again".to_owned()));
-        self.answered(envelope, answer.map_err(Refused::from), now_ms);
+        self.answered(envelope, answer.map_err(Refused::from));
     }
 
     /// The configuration in force.

@@ -410,7 +410,7 @@ fn reading(counters: &model::Counters) -> Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::net::tests::link;
+    use crate::daemon::testing::{link, pf};
     use crate::daemon::pool::usage::tests::vf;
 
     fn this_machine() -> HostPool {
@@ -444,9 +444,7 @@ mod tests {
         let loopback = Net::open().and_then(|mut net| net.named("lo")).expect("Linux");
         let loopback = loopback.expect("everywhere").index;
         let mut sampled = |name: &str, index| {
-            let address = "0000:01:00.0".parse().expect("valid");
-            let pf = PoolPf { index, address, numa: None, link_up: false, bridge: None };
-            let pfs = [(PfId::from(name), pf)].into();
+            let pfs = [(PfId::from(name), pf(index, None))].into();
             machine.sample(&mut PoolView { pfs, ..PoolView::default() })
         };
         sampled("lo", loopback).expect("it is what has that index");
@@ -461,9 +459,9 @@ mod tests {
     fn no_step_touches_a_vf_while_planewised_vf_works_on_it_or_on_its_pf() {
         let directory = tempfile::tempdir().expect("a directory");
         let state = State::new(directory.path());
-        let (pf, vf_id) = ("0000:01:00.0".parse().expect("valid"), VfId::new("pf0", 0));
+        let (seen_pf, vf_id) = (pf(1, None), VfId::new("pf0", 0));
+        let pf = seen_pf.address;
         let seen = PoolVf::unused("0000:01:10.0".parse().expect("valid"));
-        let seen_pf = PoolPf { index: 1, address: pf, numa: None, link_up: true, bridge: None };
         let view = PoolView {
             pfs: [("pf0".into(), seen_pf)].into(),
             vfs: [(vf_id.clone(), seen)].into(),

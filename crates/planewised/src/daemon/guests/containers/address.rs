@@ -74,8 +74,8 @@ impl Addresses<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::net::tests::link;
-    use crate::daemon::pool::{PoolPf, PoolVf};
+    use crate::daemon::pool::PoolVf;
+    use crate::daemon::testing::{link, pf};
 
     const MINE: Mac = Mac([2, 0x70, 0, 0, 0, 1]);
 
@@ -90,14 +90,8 @@ mod tests {
             link(4, "tap1", "tun", Some(6)),
             link(5, "br0", "bridge", None),
         ];
-        let pf = PoolPf {
-            index: 1,
-            address: "0000:01:00.0".parse().expect("valid"),
-            numa: None,
-            link_up: true,
-            bridge: Some("br0".into()),
-        };
-        let mut pool = PoolView { pfs: [("pf0".into(), pf)].into(), ..PoolView::default() };
+        let pfs = [("pf0".into(), pf(1, Some("br0")))].into();
+        let mut pool = PoolView { pfs, ..PoolView::default() };
         let mut forwards = Vec::new();
         change(&mut links, &mut forwards, &mut pool);
         let guests = [("web".into(), MINE), ("db".into(), Mac([2, 0x70, 0, 0, 0, 2]))];

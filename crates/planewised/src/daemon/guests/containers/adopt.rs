@@ -466,6 +466,12 @@ pub fn restore(adopted: Adopted, records: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::testing::{in_namespace, shell};
+
+    fn spec(netns: Netns, interface: Option<&str>) -> Spec {
+        let (container, wish) = (None, pw_alloc::model::Wish::default());
+        Spec { netns, interface: interface.map(str::to_owned), container, macs: Vec::new(), wish }
+    }
 
     #[test]
     fn the_hosts_own_namespace_is_never_taken_in() {
@@ -475,13 +481,7 @@ mod tests {
             return;
         }
         let records = tempfile::tempdir().expect("a directory");
-        let spec = Spec {
-            netns: Netns::Pid(pid),
-            interface: None,
-            container: None,
-            macs: Vec::new(),
-            wish: pw_alloc::model::Wish::default(),
-        };
+        let spec = spec(Netns::Pid(pid), None);
         let settings = AdoptionSettings {
             records: records.path().to_owned(),
             dry_run: true,
@@ -494,27 +494,16 @@ mod tests {
 
     #[test]
     fn a_guest_whose_frames_tc_redirects_or_whose_interface_is_a_member_already_is_refused() {
-        let refusal = |script: &'static str| {
-            let done = std::thread::spawn(move || {
-                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
-                let set_up = "ip link add eth0 type veth peer far; ip link add br0 type bridge";
-                let script = format!("{set_up}; {script}");
-                let done = std::process::Command::new("sh").args(["-ec", &script]).status();
-                done.ok().filter(std::process::ExitStatus::success)?;
-                let spec = Spec {
-                    netns: Netns::Path("/proc/thread-self/ns/net".into()),
-                    interface: Some("eth0".into()),
-                    container: None,
-                    macs: Vec::new(),
-                    wish: pw_alloc::model::Wish::default(),
-                };
+        let refusal = |script: &str| {
+            let set_up = "ip link add eth0 type veth peer far; ip link add br0 type bridge";
+            in_namespace(&format!("{set_up}; {script}"), || {
+                let spec = spec(Netns::Path("/proc/thread-self/ns/net".into()), Some("eth0"));
                 let mut net = Net::open().expect("Linux");
                 let recorded = record_state(&"kata".into(), &spec, &mut net, |_| Ok(7));
-                Some(recorded.err().map(|error| error.what))
-            });
-            done.join().expect("no panic")
+                recorded.err().map(|error| error.what)
+            })
         };
-        let Some(plain) = refusal("true") else { return eprintln!("skipped: needs root and ip") };
+        let Some(plain) = refusal("true") else { return };
         assert_eq!(plain, None);
         let kata = refusal("tc qdisc add dev eth0 ingress").flatten();
         assert!(kata.is_some_and(|why| why.contains("tc redirects the frames")));
@@ -525,35 +514,28 @@ mod tests {
     /// Two namespaces, and a guest that makes an interface whose peer has the index of another's port.
     #[test]
     fn a_guest_cannot_claim_the_port_of_another_by_choosing_an_index() {
-        let done = std::thread::spawn(|| {
-            use nix::sched::{CloneFlags, unshare};
-            unshare(CloneFlags::CLONE_NEWNET).ok()?;
-            let shell = |script: &str| {
-                let done = std::process::Command::new("sh").args(["-ec", script]).status();
-                done.ok().filter(std::process::ExitStatus::success)
-            };
+        let done = in_namespace("true", || {
             let guest = |script: &'static str| {
                 let (send, receive) = std::sync::mpsc::channel();
                 let (end, ended) = std::sync::mpsc::channel::<()>();
                 std::thread::spawn(move || {
-                    let made = unshare(CloneFlags::CLONE_NEWNET).is_ok();
-                    let tid = nix::unistd::gettid().as_raw() as u32;
-                    let _ = send.send(made.then_some(tid));
-                    let _ = ended.recv();
-                    let done = std::process::Command::new("sh").args(["-ec", script]).status();
-                    let _ = send.send(done.ok().filter(|done| done.success()).map(|_| tid));
-                    let _ = ended.recv();
+                    in_namespace("true", move || {
+                        let tid = nix::unistd::gettid().as_raw() as u32;
+                        let _ = (send.send(tid), ended.recv());
+                        let _ = shell(script).map(|_| send.send(tid));
+                        let _ = ended.recv();
+                    });
                 });
-                let tid = receive.recv().ok()??;
-                Some((tid, end, receive))
+                Some((receive.recv().ok()?, end, receive))
             };
             let (victim, _victim_ends, _) = guest("true")?;
             let (thief, thief_ends, thief_done) =
                 guest("ip link add name x index 70 type veth peer name eth0")?;
-            shell("ip link add name port index 70 type veth peer name eth0")?;
-            shell(&format!("ip link set eth0 netns {victim}"))?;
+            shell(&format!(
+                "ip link add name port index 70 type veth peer name eth0; ip link set eth0 netns {victim}"
+            ))?;
             thief_ends.send(()).ok()?;
-            thief_done.recv().ok()??;
+            thief_done.recv().ok()?;
             let mut host = Net::open().expect("Linux");
             let host_links = host.all().expect("answered");
             let mut pair_of = |tid: u32| {
@@ -571,7 +553,7 @@ mod tests {
             assert_eq!(pair_of(thief), None, "it is another guest's port");
             Some(())
         });
-        if done.join().expect("no panic").is_none() {
+        if done.flatten().is_none() {
             eprintln!("skipped: needs root and ip");
         }
     }

@@ -249,26 +249,7 @@ impl Adopted {
     }
 
     fn direct(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
-        let mac = self.record.mac;
-        match path {
-            Path::Vf(vf) => {
-                let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
-                if pf.bridge.is_some() && pf.bridge.as_deref() == self.bridge_in(pool) {
-                    host.set_bridge_fdb(mac, pf.index, true)?;
-                }
-                host.set_nic_filter(mac, pf.index, false)?;
-            }
-            Path::Paravirtual => {
-                let bridge = self.bridge_in(pool);
-                for (_, pf) in pool.pfs_of(bridge) {
-                    host.set_nic_filter(mac, pf.index, true)?;
-                }
-                if bridge.is_some() {
-                    host.set_bridge_fdb(mac, self.port, true)?;
-                }
-            }
-        }
-        Ok(())
+        host.direct(self.record.mac, (self.port, self.bridge_in(pool)), path, pool, true)
     }
 
     fn verify(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {

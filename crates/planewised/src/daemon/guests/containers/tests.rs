@@ -1,6 +1,7 @@
 //! Tests of containers, pods and namespaces as guests.
 
 use super::*;
+use crate::daemon::testing::{in_namespace, pf, shell};
 
 #[test]
 fn another_namespace_of_the_same_inode_and_another_start_of_a_container_are_other_guests() {
@@ -84,20 +85,15 @@ fn what_a_guest_that_is_gone_leaves_on_the_host_is_removed_by_a_task() {
 /// As an adoption without a bond leaves it, which not every kernel has.
 #[test]
 fn a_released_guest_is_gone_at_once_and_restored_by_a_task_with_its_address_and_route() {
-    use nix::sched::{CloneFlags, unshare};
-    fn shell(script: &str) -> Option<String> {
-        let output = std::process::Command::new("sh").args(["-ec", script]).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-    let done = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).ok()?;
+    let done = in_namespace("true", || {
         let (send, receive) = mpsc::channel();
         let (_end, ended) = mpsc::channel::<()>();
         std::thread::spawn(move || {
-            let tid = unshare(CloneFlags::CLONE_NEWNET).map(|()| nix::unistd::gettid());
-            let _ = (send.send(tid.ok()), ended.recv());
+            in_namespace("true", move || {
+                let _ = (send.send(nix::unistd::gettid()), ended.recv());
+            });
         });
-        let netns = format!("/proc/{}/ns/net", receive.recv().ok()??);
+        let netns = format!("/proc/{}/ns/net", receive.recv().ok()?);
         let inside = format!("nsenter --net={netns}");
         shell(&format!(
             "ip link add br0 up type bridge; ip link add pf0 up master br0 type veth peer far
@@ -118,9 +114,7 @@ fn a_released_guest_is_gone_at_once_and_restored_by_a_task_with_its_address_and_
         let mut containers = Containers::new(&parse(&with_web), true).expect("Linux");
         let links = Net::open().and_then(|mut net| net.all()).expect("answered");
         let index = links.iter().find(|link| link.name == "pf0").expect("made").index;
-        let address = "0000:01:00.0".parse().expect("valid");
-        let bridge = Some("br0".to_owned());
-        let pf = crate::daemon::pool::PoolPf { index, address, numa: None, link_up: true, bridge };
+        let pf = pf(index, Some("br0"));
         let links = Arc::new(links.into_iter().map(|link| (link.index, link)).collect());
         let pool = PoolView { pfs: [("pf0".into(), pf)].into(), links, ..PoolView::default() };
         let known = |containers: &mut Containers| containers.discover(&pool).expect("known");
@@ -141,7 +135,7 @@ fn a_released_guest_is_gone_at_once_and_restored_by_a_task_with_its_address_and_
         assert_eq!(state()?, before);
         Some(())
     });
-    if done.join().expect("no panic").is_none() {
+    if done.flatten().is_none() {
         eprintln!("skipped: needs root, ip and nsenter");
     }
 }

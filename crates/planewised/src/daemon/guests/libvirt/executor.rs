@@ -9,11 +9,11 @@ use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::step::{Path, Step};
 use pw_sriov::address::PciAddress;
 
-use super::{Guest, agent};
 use super::api::{Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::{self, Described};
 use super::host::Host;
 use super::watch::lock;
+use super::{Guest, agent};
 use crate::daemon::pool::PoolView;
 use crate::daemon::tasks::Executor;
 

@@ -143,24 +143,7 @@ impl Host for Linux {
     }
 
     fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()> {
-        for (name, pf) in &pool.pfs {
-            let by_vf = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
-            let same_bridge = pf.bridge.is_some() && pf.bridge == tap.bridge;
-            if by_vf {
-                // Both would receive the frames.
-                self.net.set_nic_filter(mac, pf.index, false)?;
-                if same_bridge {
-                    self.net.set_bridge_fdb(mac, pf.index, true)?;
-                }
-            } else if same_bridge {
-                // Frames from other VFs of this PF arrive by the bridge.
-                self.net.set_nic_filter(mac, pf.index, true)?;
-            }
-        }
-        if *path == Path::Paravirtual && tap.bridge.is_some() {
-            self.net.set_bridge_fdb(mac, tap.index, false)?;
-        }
-        Ok(())
+        self.net.direct(mac, (tap.index, tap.bridge.as_deref()), path, pool, false)
     }
 
     fn direct_both(&mut self, mac: Mac, tap: &Tap, vf: &VfId, pool: &PoolView) -> Result<()> {

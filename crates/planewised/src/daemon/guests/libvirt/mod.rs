@@ -120,7 +120,8 @@ impl Machines {
 
     /// Makes the guests from the watcher's state.
     fn refresh(&mut self, pool: &PoolView) {
-        let domains: Vec<Arc<RunningDomain>> = lock(&self.board).domains.values().cloned().collect();
+        let domains: Vec<Arc<RunningDomain>> =
+            lock(&self.board).domains.values().cloned().collect();
         let previous = std::mem::take(&mut self.guests);
         self.troubles.clear();
         let mut still_leaving = BTreeSet::new();

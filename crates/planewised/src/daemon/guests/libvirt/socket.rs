@@ -84,7 +84,9 @@ impl Libvirt for Socket {
         for domain in self.list(INACTIVE, deadline)? {
             match self.xml(&domain, deadline) {
                 Ok(text) => configured.push((domain.name, text)),
-                Err(refusal) if matches!(refusal.why, Why::Gone | Why::Late) => return Err(refusal),
+                Err(refusal) if matches!(refusal.why, Why::Gone | Why::Late) => {
+                    return Err(refusal);
+                }
                 Err(_) => {}
             }
         }

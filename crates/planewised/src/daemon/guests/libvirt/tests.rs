@@ -451,8 +451,7 @@ fn a_guests_word_is_marked_as_such_and_asked_only_where_the_host_is_blind() {
     let host = |name: &str, blind| (name.to_owned(), Origin::HostSide, blind);
     assert_eq!(origins(&daemon.samples()), [host("m0", false), host("m1", false)]);
     assert_eq!(daemon.give(0, 0), Ending::Completed);
-    let pool = daemon.pool();
-    drop(daemon.machines.discover(&pool));
+    drop(daemon.managed());
     daemon.ask_agents();
     let word = ("m0".to_owned(), Origin::GuestReported, false);
     assert_eq!(origins(&daemon.samples()), [host("m0", true), word, host("m1", false)]);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pw_alloc::evidence::User;
-use pw_alloc::execute::{Action, Execution, Failure};
+use pw_alloc::execute::{Action, Failure, Operation};
 use pw_alloc::journal::{Ending, Entry, Ledger};
 use pw_alloc::model::{GuestId, Mac};
 use pw_alloc::plan::{Direction, Move, Reason};
@@ -110,7 +110,7 @@ impl Daemon {
             .values()
             .find(|one| GuestId::from(one.name.as_str()) == change.guest)
             .map_or(Mac::NONE, |one| one.mac);
-        let mut execution = Execution::new(lines.len() as u64, change, mac, Join::Failover);
+        let mut execution = Operation::of_move(lines.len() as u64, change, mac, Join::Failover);
         loop {
             let action = execution.next_action();
             if killed(&self.simulated, &action) {
@@ -120,9 +120,9 @@ impl Daemon {
                 Action::Write(entry) => lines.push(entry),
                 Action::Do(step) => {
                     let result = self.perform(&step);
-                    execution.report(result);
+                    drop(execution.report(result));
                 }
-                Action::Finished(ending) => return Some(ending),
+                Action::Finished => return execution.ending().cloned(),
             }
         }
     }
@@ -165,7 +165,7 @@ impl Daemon {
             for step in &part.steps {
                 self.perform(step).expect("what recovery does can be done");
             }
-            ledger.apply(&part.settled(0, ledger));
+            ledger.apply(&part.settled(0));
         }
         recovered
     }
