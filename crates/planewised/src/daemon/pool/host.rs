@@ -410,8 +410,8 @@ fn reading(counters: &model::Counters) -> Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::testing::{link, pf};
     use crate::daemon::pool::usage::tests::vf;
+    use crate::daemon::testing::{link, pf};
 
     fn this_machine() -> HostPool {
         HostPool::new(Vec::new(), Path::new("/nowhere"), Budget { per_port: 1, per_pf: 1 })

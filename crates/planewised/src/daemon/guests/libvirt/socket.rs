@@ -182,7 +182,9 @@ impl Connection {
                 // Of all domains.
                 let arguments = Writer::default().i32(event).u32(0);
                 let number = procedure::CONNECT_DOMAIN_EVENT_CALLBACK_REGISTER_ANY;
-                self.call(REMOTE, number, arguments, Instant::now() + HELLO)?;
+                let subscribed = self.call(REMOTE, number, arguments, Instant::now() + HELLO);
+                self.lost |= subscribed.is_err();
+                subscribed?;
             }
         }
         while self.events.as_ref().is_some_and(Vec::is_empty) && self.receive(deadline)? {}
