@@ -98,9 +98,10 @@ impl Text {
 }
 
 fn guests_and_pools(text: &mut Text, status: &Status) {
+    type Of = fn(&Rate) -> Option<f64>;
     let guests = &status.guests;
     text.single("planewise_guests", "gauge", "Guests that are managed", guests.len());
-    let rates: [(&str, &str, fn(&Rate) -> Option<f64>); 2] = [
+    let rates: [(&str, &str, Of); 2] = [
         ("planewise_guest_packets_per_second", "Packet rate", |rate| rate.pps),
         ("planewise_guest_bytes_per_second", "Byte rate", |rate| rate.bytes_per_s),
     ];
