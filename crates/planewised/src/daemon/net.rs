@@ -15,16 +15,14 @@ use netlink_packet_route::neighbour::{
 };
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use pw_alloc::model::{Mac, VfId};
+use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
-use pw_alloc::step::Path;
 use pw_error::{Error, Result};
 pub use pw_linux::links::Link;
 use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
 
-use crate::daemon::pool::PoolView;
 use crate::daemon::route::{self, Route};
 
 /// A bond's interval of link monitoring [ms].
@@ -335,36 +333,6 @@ impl Net {
             (true, Err(libc::EEXIST)) | (false, Err(libc::ENOENT)) => Ok(()),
             (_, answer) => self.check(|| format!("let interface {index} take {mac}"), answer),
         }
-    }
-
-    /// Lets the host's bridge and the PFs send frames for `mac` by that path; the guest's paravirtual one is the
-    /// port `port` of this bridge, on which the bridge keeps it with `lasting`.
-    pub fn direct(
-        &mut self,
-        mac: Mac,
-        (port, bridge): (u32, Option<&str>),
-        path: &Path,
-        pool: &PoolView,
-        lasting: bool,
-    ) -> Result<()> {
-        for (name, pf) in &pool.pfs {
-            let by_vf = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
-            let same_bridge = bridge.is_some() && pf.bridge.as_deref() == bridge;
-            if by_vf {
-                if same_bridge {
-                    self.set_bridge_fdb(mac, pf.index, true)?;
-                }
-                // Both would receive the frames.
-                self.set_nic_filter(mac, pf.index, false)?;
-            } else if same_bridge {
-                // Frames from other VFs of this PF arrive by the bridge.
-                self.set_nic_filter(mac, pf.index, true)?;
-            }
-        }
-        if *path == Path::Paravirtual && bridge.is_some() {
-            self.set_bridge_fdb(mac, port, lasting)?;
-        }
-        Ok(())
     }
 
     /// All forwarding entries of bridges and NICs.

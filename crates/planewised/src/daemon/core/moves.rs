@@ -13,7 +13,6 @@ use pw_alloc::plan::{Direction, Move, Plan};
 use pw_alloc::step::{Path, Step};
 use pw_error::Error;
 
-use super::recovery::log_holders;
 use super::{Core, OVERDUE_MS, Tracked};
 use crate::daemon::failpoint;
 use crate::daemon::guests::Network;
@@ -366,4 +365,9 @@ impl Core {
         let holders = &self.journal.ledger().holders;
         holders.iter().find(|(_, holder)| *holder == id).map(|(vf, _)| vf)
     }
+}
+
+/// Logs that these guests keep their VFs.
+pub(super) fn log_holders<'a>(holders: impl Iterator<Item = (&'a VfId, &'a GuestId)>) {
+    holders.for_each(|(vf, guest)| tracing::info!("{guest} holds {vf}"));
 }

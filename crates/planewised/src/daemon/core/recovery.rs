@@ -11,7 +11,7 @@ use pw_alloc::recover::{Recovery, recover};
 use pw_alloc::world::{HostState, VfPlace, VfPlacement};
 use pw_error::{Error, Result};
 
-use super::moves::Active;
+use super::moves::{Active, log_holders};
 use super::{Core, FIRST_LOOK_MS, Suspected, backoff_ms};
 use crate::daemon::guests::Guests;
 use crate::daemon::tasks::{Task, Work};
@@ -230,9 +230,4 @@ impl Core {
         }
         Ok(state)
     }
-}
-
-/// Logs that these guests keep their VFs.
-pub(super) fn log_holders<'a>(holders: impl Iterator<Item = (&'a VfId, &'a GuestId)>) {
-    holders.for_each(|(vf, guest)| tracing::info!("{guest} holds {vf}"));
 }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use pw_alloc::evidence::User;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::Reading;
+use pw_alloc::step::Path;
+use pw_error::Result;
 use pw_sriov::address::PciAddress;
 
 use crate::daemon::filters::Filters;
-use crate::daemon::net::Link;
+use crate::daemon::net::{Link, Net};
 
 /// A PF whose VFs are in the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +82,36 @@ pub struct PoolView {
 }
 
 impl PoolView {
+    /// Lets the host's bridge and the PFs send frames for `mac` by that path; the guest's paravirtual one is the
+    /// port `port` of this bridge, on which the bridge keeps it with `lasting`.
+    pub fn direct(
+        &self,
+        net: &mut Net,
+        mac: Mac,
+        (port, bridge): (u32, Option<&str>),
+        path: &Path,
+        lasting: bool,
+    ) -> Result<()> {
+        for (name, pf) in &self.pfs {
+            let by_vf = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
+            let same_bridge = bridge.is_some() && pf.bridge.as_deref() == bridge;
+            if by_vf {
+                if same_bridge {
+                    net.set_bridge_fdb(mac, pf.index, true)?;
+                }
+                // Both would receive the frames.
+                net.set_nic_filter(mac, pf.index, false)?;
+            } else if same_bridge {
+                // Frames from other VFs of this PF arrive by the bridge.
+                net.set_nic_filter(mac, pf.index, true)?;
+            }
+        }
+        if *path == Path::Paravirtual && bridge.is_some() {
+            net.set_bridge_fdb(mac, port, lasting)?;
+        }
+        Ok(())
+    }
+
     /// The bridge that this interface is a port of.
     pub fn bridge_of(&self, port: &Link) -> Option<&Link> {
         let master = self.links.get(&port.controller?)?;

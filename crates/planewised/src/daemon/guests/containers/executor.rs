@@ -249,7 +249,7 @@ impl Adopted {
     }
 
     fn direct(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
-        host.direct(self.record.mac, (self.port, self.bridge_in(pool)), path, pool, true)
+        pool.direct(host, self.record.mac, (self.port, self.bridge_in(pool)), path, true)
     }
 
     fn verify(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {

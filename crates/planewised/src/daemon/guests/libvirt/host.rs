@@ -143,7 +143,7 @@ impl Host for Linux {
     }
 
     fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()> {
-        self.net.direct(mac, (tap.index, tap.bridge.as_deref()), path, pool, false)
+        pool.direct(&mut self.net, mac, (tap.index, tap.bridge.as_deref()), path, false)
     }
 
     fn direct_both(&mut self, mac: Mac, tap: &Tap, vf: &VfId, pool: &PoolView) -> Result<()> {
