@@ -72,8 +72,8 @@ lab: lab-setup
 lab-setup:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup test lab vms; fi
 
-# planewised under its own unit on a booted Debian beside Docker, libvirt and DPDK, and disturbed there: 24
-# minutes on two cores, and some more the first time, which makes the Debian.
+# planewised under its own unit on a booted Debian beside Docker, libvirt and DPDK, and disturbed there: up to an
+# hour on two cores, and some more the first time, which makes the Debian.
 systemd-test:
 	@scripts/setup systemd
 	PLANEWISE_SYSTEMD=1 pytest -v tests/systemd
