@@ -116,9 +116,9 @@ class Quick:
         return quick_design(self.planes, QUICK_SHAPES[0])
 
     def fitted(self, design: Design, pace: float) -> Design:
-        """The largest design of which `QUICK_BLOCKS` fit into the time left on a machine of this
-        pace, with the trials that verdicts need, and as many more as fit; of the smallest one as
-        many blocks as there is time for, up to `QUICK_BLOCKS`."""
+        """The largest design whose `QUICK_BLOCKS` blocks, with the trials that verdicts need, fit
+        into the time left at this pace, and as many more blocks as fit. If none does: the smallest
+        design, with as many blocks as there is time for."""
         for shape in QUICK_SHAPES:
             fitting = quick_design(self.planes, shape).model_copy(update={"seed": design.seed})
             assert fitting.sweep is not None

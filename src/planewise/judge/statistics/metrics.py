@@ -271,9 +271,9 @@ def _throughput(trials: Trials, sample: RunSample, _: RttMetric) -> MeasuredValu
 def _drop_rate(plr: float) -> Reading:
     """The highest load up to which at most `plr` was lost: NDR with 0, else PDR.
 
-    Of trials that tell of the SUT. PDR is read off between two loads, as the verdict reads it off
-    the means of all blocks; its resolution is how far apart the lower and the upper reading are.
-    That of NDR is the step that follows. Where the first load already loses more: at most that.
+    Only trials that the SUT itself limited count. PDR lies between two loads, as in the verdict,
+    which reads the means of all blocks; its resolution is the distance of the two readings. That of
+    NDR is the next step. If the first load already loses more, the value is at most that load.
     """
 
     def read(trials: Trials, *_: object) -> MeasuredValue | None:

@@ -296,7 +296,7 @@ class SweepPart(DesignModel):
 
     @property
     def placeholders(self) -> tuple[float, ...]:
-        """The ladder, rising; 1, 2, … in place of an automatic one, which is not known yet."""
+        """The ladder, rising; 1, 2, … for an automatic one, which only pilots determine."""
         if self.offered_pps == "auto":
             return tuple(map(float, range(1, (2 if self.until_verdict else self.loads) + 1)))
         return tuple(sorted(self.offered_pps))

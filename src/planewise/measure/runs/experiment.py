@@ -38,8 +38,6 @@ no trial succeeded, the testbed is what is broken, and the run stops."""
 
 _MOST_WARNINGS = 3
 """Trials off their level that are warned of while the run goes on."""
-
-
 _LEAST_FURTHER = 2
 """Trials for verdicts in a visit, however little time there is: two loads alone decide nothing."""
 

@@ -1,9 +1,9 @@
 """Where a goal's load probably lies: a posterior on a grid. It places trials and claims nothing.
 
-It is told which trials passed, not how much they lost, because what a loss says about the load's
-place differs from system to system. Two more things are unknown: the noise (how far trials differ)
-and the shares of trials that fail however low, or pass however high, the load is. After the psi
-method of Kontsevich and Tyler (1999).
+It uses which trials passed and ignores how much the others lost, because the same loss can mean a
+different distance from the edge on each system. Two more things are unknown: the noise (how far
+trials differ) and the shares of trials that fail however low, or pass however high, the load is.
+After the psi method of Kontsevich and Tyler (1999).
 """
 
 from __future__ import annotations
