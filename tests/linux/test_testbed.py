@@ -373,6 +373,14 @@ def test_a_process_runs_in_its_guest_and_ends_with_the_host() -> None:
         LocalHost("x").run(["no-such-program"])
 
 
+def test_processes_that_share_an_output_lose_no_line_of_it() -> None:
+    writer = "import os\nfor _ in range(200_000): os.write(2, b'line\\n')"
+    both = f'{sys.executable} -c "$0" & {sys.executable} -c "$0"; wait'
+    done = LocalHost("x").run(["sh", "-c", both, writer])
+    assert set(done.stderr.splitlines()) == {"line"}
+    assert done.stderr.count("\n") == 400_000
+
+
 def test_a_process_deaf_to_sigint_is_stopped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planewise.testbed.hosts.host.GRACE_S", 0.2)
     deaf = "import signal, sys, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); print('ready', file=sys.stderr, flush=True); time.sleep(600)"  # noqa: E501

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -520,6 +521,8 @@ def _spawn(argv: tuple[str, ...], stdin: int) -> LocalProcess:
         )
     out = os.memfd_create("stdout")
     err = os.memfd_create("stderr")
+    for kept in (out, err):  # else processes that share it write over each other
+        fcntl.fcntl(kept, fcntl.F_SETFL, os.O_APPEND)
     try:
         process = subprocess.Popen(
             [setpriv, "--pdeathsig", "KILL", "--", program, *argv[1:]],
