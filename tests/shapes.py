@@ -11,7 +11,7 @@ from planewise.judge.synthetic import (
     gradual,
     non_monotone,
     realistic,
-    trashing,
+    thrashing,
     variant,
 )
 
@@ -46,9 +46,9 @@ def _reshaped(kind: str, system: SyntheticSut, seed: int) -> SyntheticSut:
         case "bursty":
             burst = float(10 ** draw.uniform(1, 3))
             return replace(system, loss=curve, mean_burst_packets=burst)
-        case "trashing":
+        case "thrashing":
             at, over = float(draw.uniform(1.2, 2.0)), float(draw.uniform(0.5, 3.0))
-            return replace(system, loss=trashing(curve, at, over))
+            return replace(system, loss=thrashing(curve, at, over))
         case "gradual":
             gain = float(draw.uniform(0.3, 0.8))
             return replace(system, loss=gradual(gain))

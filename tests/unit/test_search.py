@@ -198,8 +198,8 @@ def test_loss_below_the_edge_is_found_and_moves_the_search_down():
 
 
 def test_falling_throughput_is_reported_with_the_rates_that_show_it():
-    result = run_search(synthetic.by_name("trashing").start(2), with_verdict=True)
-    finding = next(finding for finding in result.findings if finding.code == "trashing")
+    result = run_search(synthetic.by_name("thrashing").start(2), with_verdict=True)
+    finding = next(finding for finding in result.findings if finding.code == "thrashing")
     assert "packet/s got through" in finding.message
 
 

@@ -34,8 +34,8 @@ def test_the_realistic_curve_has_the_end_points_of_the_paper():
     assert beyond == pytest.approx(1 - 0.99 / 2, rel=1e-4)
 
 
-def test_trashing_throughput_falls_linearly_to_zero():
-    curve = synthetic.trashing(trash_at=1.5, fall_over=1.0)
+def test_thrashing_throughput_falls_linearly_to_zero():
+    curve = synthetic.thrashing(trash_at=1.5, fall_over=1.0)
     loads = np.array([1.2, 1.4, 2.0, 2.5, 3.0])
     rates = loads * (1 - curve(loads))
     assert rates[0] == pytest.approx(rates[1])
@@ -71,7 +71,7 @@ def test_headroom_of_the_exact_curves():
     assert headroom["ideal"] == pytest.approx(0, abs=1e-6)
     # PDR at 0.5^(1/40) of saturation, where 99 % of it pass.
     assert headroom["realistic"] == pytest.approx(0.99 / (0.5 ** (1 / 40) * 0.995) - 1, abs=1e-3)
-    assert headroom["trashing"] == pytest.approx(headroom["realistic"])
+    assert headroom["thrashing"] == pytest.approx(headroom["realistic"])
     # 1.6 at the ceiling, 1.01 · 0.995 at PDR, where 0.6 of what exceeds 1 pass.
     assert headroom["gradual"] == pytest.approx(1.6 / (0.4 / 0.395 * 0.995) - 1, abs=1e-3)
     assert headroom["non-monotone"] > 0.9

@@ -96,9 +96,9 @@ def test_throughput_that_falls_with_load() -> None:
     tables = calm()
     tables[500e3] = table(500e3, 0.6 + RNG.normal(0, 0.001, 30))
     curve = Curve("made up", tuple(LoadPoint(load, runs) for load, runs in tables.items()))
-    (trashing,) = (one for one in judge(curve).warnings if one.code == "trashing")
-    assert trashing.evidence["low_offered_pps"] == 500e3
-    assert "throughput falls by" in trashing.text
+    (thrashing,) = (one for one in judge(curve).warnings if one.code == "thrashing")
+    assert thrashing.evidence["low_offered_pps"] == 500e3
+    assert "throughput falls by" in thrashing.text
 
 
 def test_loss_that_no_counter_explains() -> None:

@@ -40,9 +40,9 @@ def compare(
     metric: Annotated[
         list[str] | None,
         Option(
-            help="rtt, rtt_p99, rtt_p999, overhead, response, jitter, loss, throughput, ndr, pdr, "
-            "cpu_per_packet, transmitted, transmitted_bits, goodput, cpu[:HOST[:MODE]], or all; "
-            "may be repeated.",
+            help="Such as rtt, rtt_p99, overhead, loss, throughput, pdr, goodput, connect, "
+            "loaded_rtt, cpu[:HOST[:MODE]], or all; may be repeated. A wrong name lists those "
+            "there are.",
             show_default="rtt",
         ),
     ] = None,

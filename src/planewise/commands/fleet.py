@@ -49,7 +49,7 @@ def run(
     nodes: Annotated[Path | None, Option(help="File with one host a line.")] = None,
     pairs: Annotated[
         int | None,
-        Option(help="Number of pairs; to tell a node from its partners takes two of it."),
+        Option(help="Number of pairs; twice as many as nodes tells them apart well."),
     ] = None,
     out_directory: Annotated[
         Path | None, Option("--out", help="Fleet directory (default: fleets/<time>).")
@@ -77,8 +77,8 @@ def run(
 ) -> None:
     """Measure pairs of nodes, round by round.
 
-    In a round every node is in one pair, and no two nodes meet twice. Ctrl-C stops; --resume goes
-    on without repeating what is finished, and tries again what failed.
+    In a round every node is in one pair, and no two nodes meet twice. Ctrl-C stops; --resume
+    continues, and retries what failed.
     """
     if (design_file is None) == (resume is None):
         raise BadInputError(

@@ -61,7 +61,7 @@ def judge(
         Option(
             metavar="NAME",
             help="Judge a synthetic system whose truth is known, such as realistic, gradual, "
-            "trashing, drifting or non-monotone.",
+            "thrashing, drifting or non-monotone.",
         ),
     ] = None,
     require_good: Annotated[

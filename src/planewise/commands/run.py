@@ -55,8 +55,8 @@ def run(
 ) -> None:
     """Measure a design (as experiments/my-first.yaml), or resume.
 
-    Ctrl-Z pauses between two trials, Ctrl-C stops; --resume continues without repeating what is
-    finished, and tries again what failed. With --blocks, a finished run gets more blocks.
+    Ctrl-Z pauses between two trials, Ctrl-C stops; --resume continues, and retries what failed.
+    With --blocks, it adds blocks to a finished run.
     """
     if schema:
         from planewise.measure.designs.design_file import design_schema

@@ -21,7 +21,7 @@ _CERTAIN_DRIFT = 5.0
 _MATERIAL_PLR = 1e-4
 """Loss and variation below this are not worth a warning of their own."""
 _MATERIAL_FALL = 0.02
-"""Share of its peak by which throughput has to fall to be called trashing."""
+"""Share of its peak by which throughput has to fall to be called thrashing."""
 _STRAY_SHARE = 1e-3
 """More arrivals than packets sent, as a share: more than this is not a few stray packets."""
 _ACHIEVED_SHARE = 0.01
@@ -56,7 +56,7 @@ def diagnose(curve: Curve, seen: Estimate, plr: float) -> tuple[Caution, ...]:
         *_mixed_durations(curve),
         *drifting(curve, plr),
         *_not_monotone(seen),
-        *_trashing(seen),
+        *_thrashing(seen),
         *_unexplained_loss(curve),
     )
 
@@ -218,7 +218,7 @@ def _not_monotone(seen: Estimate) -> Iterator[Caution]:
         )
 
 
-def _trashing(seen: Estimate) -> Iterator[Caution]:
+def _thrashing(seen: Estimate) -> Iterator[Caution]:
     """Throughput that falls materially with load (PASTRAMI, equation 5: past O_trash)."""
     forwarded = seen.forwarded_pps
     peak = int(forwarded.argmax())
@@ -229,7 +229,7 @@ def _trashing(seen: Estimate) -> Iterator[Caution]:
     fall = float(forwarded[peak] - forwarded[low])
     if fall - _CERTAIN * error >= _MATERIAL_FALL * forwarded[peak]:
         yield Caution(
-            "trashing",
+            "thrashing",
             f"throughput falls by {percent_text(fall / float(forwarded[peak]))} with load: from "
             f"{rate_text(forwarded[peak])} at {rate_text(seen.offered_pps[peak])} offered to "
             f"{rate_text(forwarded[low])} at {rate_text(seen.offered_pps[low])}",

@@ -75,7 +75,7 @@ def realistic(
     return loss
 
 
-def trashing(before: Loss | None = None, trash_at: float = 1.5, fall_over: float = 1.0) -> Loss:
+def thrashing(before: Loss | None = None, trash_at: float = 1.5, fall_over: float = 1.0) -> Loss:
     """A realistic curve whose throughput falls past `trash_at` (PASTRAMI, equations 4 and 5).
 
     T(r) = f·T_sat with f = 1 up to `trash_at`, then max(0, 1 − (r − trash_at)/fall_over); figure 4
@@ -359,7 +359,7 @@ KINDS = {
             "realistic", realistic(), "a little loss early, growing smoothly to 1 % at saturation"
         ),
         SyntheticSut(
-            "trashing", trashing(), "throughput falls once the load exceeds 1.5 times saturation"
+            "thrashing", thrashing(), "throughput falls once the load exceeds 1.5 times saturation"
         ),
         SyntheticSut(
             "gradual",

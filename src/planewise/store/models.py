@@ -192,7 +192,7 @@ class CoreUse(Record):
     used: Share
     """Share of its time that was not idle; a polling thread never is."""
     ours: Share | None = None
-    """Share of its time that these tasks got, if they are threads of their own."""
+    """Share of its time that these tasks got, if they have threads of their own."""
     working: Share | None = None
     """Share of its time that they spent on packets, not on empty polls, if they report that."""
 
@@ -203,7 +203,7 @@ class FrameAccount(Record):
     sent: NonNegativeInt
     received: NonNegativeInt
     lost: dict[str, int] = {}
-    """By place along the way: `to vnf1`, `in vnf1`, …"""
+    """By place: `to vnf1`, `in vnf1`, …"""
     foreign: NonNegativeInt = 0
     """Frames at the end that were copies or not the generator's; not in `received`."""
 
@@ -218,9 +218,9 @@ class ChainResult(Record):
     """Throughput of a chain in one trial."""
 
     offered_pps: NonNegativeFloat
-    """What the generator sent; in overload more than is carried."""
+    """What the generator sent."""
     delivered_pps: NonNegativeFloat
-    """What returned to it."""
+    """What returned to the generator."""
     tx_pps: NonNegativeFloat
     """What all functions sent, summed: the publication's measure."""
     tx_bps: NonNegativeFloat
@@ -231,7 +231,7 @@ class ChainResult(Record):
     cores: tuple[CoreUse, ...] = ()
     limit: Limit
     why: str
-    """What shows it, one sentence."""
+    """The evidence for `limit`, one sentence."""
     frames: FrameAccount | None = None
 
 
@@ -250,12 +250,12 @@ class ManagedGuest(Record):
     """A guest of an allocator's trial, from the end of the warm-up on."""
 
     request_pps: NonNegativeFloat
-    """Requests a second that it was to be sent: its group."""
+    """Intended requests a second: its group."""
     sent_pps: NonNegativeFloat
-    """Requests a second that really left."""
+    """Requests a second that were sent."""
     counts: Counts
     rtt: Latency | None = None
-    """None where no answer came."""
+    """None: no answer came."""
     held_s: NonNegativeFloat
     """How long it held a VF."""
     given: NonNegativeInt = 0
@@ -271,33 +271,33 @@ class GuestMove(Record):
     guest: str
     vf: str
     duration_s: NonNegativeFloat | None = None
-    """None where it was still under way when the trial ended."""
+    """None: the trial ended first."""
     ending: str = ""
-    """`completed`, `undone`, `stuck`, `quarantined`; empty as above."""
+    """`completed`, `undone`, `stuck`, `quarantined`; empty: the trial ended first."""
 
 
 class DaemonUse(Record):
-    """What the allocator's daemon itself took, from the end of the warm-up on."""
+    """What the allocator's daemon used, from the end of the warm-up on."""
 
     cpu: NonNegativeFloat
     """Share of one CPU."""
     memory_bytes: NonNegativeInt
     """Resident, at the end."""
     decision_s: NonNegativeFloat | None = None
-    """Mean time of a decision; None where there was none."""
+    """Mean time of a decision; None: there was none."""
     sample_s: NonNegativeFloat | None = None
     """Mean time of reading all counters."""
 
 
 class Reaction(Record):
-    """What followed when the groups' rates were dealt out the other way round."""
+    """How the daemon reacted when the groups' rates were reversed."""
 
     error_s: NonNegativeFloat
-    """How far the moment of the change may be off, as the clocks of two hosts are compared."""
+    """Error of these times: the clocks of two hosts are compared."""
     first_s: float | None = None
-    """From the change until the first guest had been given a VF; None: none was."""
+    """From the change until the first guest got a VF; None: none did."""
     last_s: float | None = None
-    """The same of the last one."""
+    """The same for the last guest."""
 
 
 SwitchPart = Literal["before", "being given", "on the VF", "being taken", "after"]
@@ -311,18 +311,18 @@ class SwitchPhase(Record):
     """From the end of the warm-up on."""
     end_s: float
     counts: Counts
-    """Of the guest that is moved."""
+    """Of the guest that gets and loses the VF."""
     rtt: Latency | None = None
     beside: Latency | None = None
-    """Of all guests that are not."""
+    """Round-trip times of all other guests."""
     beside_lost: NonNegativeInt = 0
 
 
 class DownloadInterval(Record):
-    """What arrived of a download in a part of it."""
+    """How much of a download arrived in an interval."""
 
     end_s: NonNegativeFloat
-    """From the begin of the download on; it begins where the one before ends."""
+    """From the start of the download; the interval begins where the one before ends."""
     bps: NonNegativeFloat
     """Payload."""
 
@@ -338,14 +338,14 @@ class Download(Record):
 
 
 class AllocResult(Record):
-    """What the allocator did in one trial, and what guests felt of it."""
+    """What the allocator did in one trial, and its effect on guests."""
 
     vfs: NonNegativeInt
     window_s: NonNegativeFloat
     """From the warm-up's end to the steady load's, by the daemon's clock."""
     guests: dict[str, ManagedGuest]
     groups: dict[str, Latency] = {}
-    """Round-trip times of all guests of a group, by its requests a second."""
+    """Round-trip times of each group's guests, by its requests a second."""
     moves: tuple[GuestMove, ...] = ()
     daemon: DaemonUse
     change: Reaction | None = None
@@ -353,13 +353,13 @@ class AllocResult(Record):
     zero_ns: int | None = None
     """The sender's stamp at the end of the warm-up."""
     clock_error_s: NonNegativeFloat | None = None
-    """How far that may be off."""
+    """Error of `zero_ns`."""
     switch: tuple[SwitchPhase, ...] = ()
-    """If the first guest is given a VF and loses it again."""
+    """Of the policy `switch`."""
     download: Download | None = None
     """If a guest downloads."""
     recording: str | None = None
-    """File of all that the daemon was told and decided."""
+    """File of the daemon's observations and decisions."""
 
 
 class BackgroundResult(Record):
@@ -368,9 +368,9 @@ class BackgroundResult(Record):
     unit: Literal["cpus", "pps"]
     """CPUs that guests used, or datagrams a second that they sent."""
     window_s: NonNegativeFloat
-    """Of the average guest."""
+    """How long a guest's work was counted, on average."""
     wanted: NonNegativeFloat | None = None
-    """Of all guests together, unless as much as they can."""
+    """Target of all guests together; None: as much as they can."""
     achieved: NonNegativeFloat
     resolution: NonNegativeFloat
     """Error of the guests' windows."""
@@ -381,7 +381,7 @@ class BackgroundResult(Record):
 
 
 class Figure(Record):
-    """One number that a trial measured, with all that it takes to compare and show it."""
+    """One number that a trial measured."""
 
     title: str
     """As `median round-trip time`."""
@@ -389,7 +389,7 @@ class Figure(Record):
     lower_is_better: bool
     value: NonNegativeFloat
     resolution: NonNegativeFloat
-    """Least difference that the instrument tells."""
+    """Smallest difference that the instrument can tell."""
 
 
 class TrialRecord(Record):
@@ -576,7 +576,7 @@ class RunInfo(Record):
     planewise: str
     """Version that wrote it."""
     design: dict[str, object]
-    """The design, resolved: nothing left to defaults."""
+    """The design, with all defaults filled in."""
     seed: int
     hosts: dict[str, Fingerprint]
     """By role: `sender`, `responder`, `shared`."""

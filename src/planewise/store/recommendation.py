@@ -20,7 +20,7 @@ class RankedPlane(Record):
     in packet/s; `cpu` kernel CPU time per forwarded packet in ns."""
     value: float
     low: float | None = None
-    """95 % interval, over blocks; None where there are too few, and where it is open."""
+    """95 % interval, over blocks; None: too few blocks, or open."""
     high: float | None = None
     effect: float | None = None
     """Relative difference to the best plane: 0.25 is 25 % worse. Missing for the best."""
@@ -35,7 +35,7 @@ class RankedPlane(Record):
     pattern: str = ""
     application: str = ""
     bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
-    """`at least`: something else was the limit, or the ladder ended before."""
+    """`at least`: something else was the limit, or the ladder ended too early."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +52,7 @@ class Recommendation(Record):
     """The recommendation in words, with its reasons."""
 
     plane: str | None
-    """None where no plane is known to be the best."""
+    """None: no plane is known to be the best."""
     headline: str
     """The answer in one sentence."""
     reasons: tuple[str, ...] = ()

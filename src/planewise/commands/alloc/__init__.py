@@ -142,7 +142,7 @@ def policy(
 @app.command()
 def drain(
     off: Annotated[bool, Option("--off", help="Give VFs again.")] = False,
-    wait: Annotated[bool, Option("--wait", help="Until no guest holds a VF.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Wait until no guest holds a VF.")] = False,
     socket: Socket = None,
 ) -> None:
     """Take back every VF, and give none until `drain --off`."""
@@ -220,7 +220,7 @@ def watch(socket: Socket = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def page(
-    port: Annotated[int, Option(help="On 127.0.0.1.", min=0, max=65535, show_default="any")] = 0,
+    port: Annotated[int, Option(help="Local port.", min=0, max=65535, show_default="any")] = 0,
     socket: Socket = None,
 ) -> None:
     """Serve the live page to a browser on this machine, until Ctrl-C."""

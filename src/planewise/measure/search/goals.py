@@ -95,7 +95,7 @@ class ViolatedAssumption:
     """A violated assumption, with its evidence."""
 
     code: str
-    """`not-monotone`, `trashing` or `generator`."""
+    """`not-monotone`, `thrashing` or `generator`."""
     message: str
     """One sentence with the numbers that show it."""
 

@@ -12,7 +12,7 @@ from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
 from planewise.measure.search.planewise import PlanewiseSearch
 from planewise.measure.search.session import OVERHEAD_S, OnTrial, SearchSession
-from planewise.measure.search.verdict import find_trashing, find_verdict
+from planewise.measure.search.verdict import find_thrashing, find_verdict
 
 DEFAULT_GOALS = (Goal(0.0), Goal(0.005))
 Algorithm = PlanewiseSearch | MlrSearch | BinarySearch
@@ -79,7 +79,7 @@ def run_search(
     results, stopped = chosen.search(session, unique)
     searched = len(session.trials)
     verdict = find_verdict(session, results, chosen.final_duration_s) if with_verdict else None
-    find_trashing(session, results)
+    find_thrashing(session, results)
     return SearchResult(
         algorithm=chosen.name,
         goals=results,

@@ -63,7 +63,7 @@ def find_verdict(
     return SearchVerdict(judged.verdict, judged.reason, str(judged.stability))
 
 
-def find_trashing(session: SearchSession, results: tuple[GoalResult, ...]) -> None:
+def find_thrashing(session: SearchSession, results: tuple[GoalResult, ...]) -> None:
     """Adds a finding when most trials far above the edge let less through than those at it."""
     pdr = max((r.pps for r in results if r.status == "found" and r.pps), default=None)
     if pdr is None:
@@ -84,7 +84,7 @@ def find_trashing(session: SearchSession, results: tuple[GoalResult, ...]) -> No
         load, rate = max(fallen)
         session.add_finding(
             ViolatedAssumption(
-                "trashing",
+                "thrashing",
                 f"throughput falls with load: {rate:.0f} packet/s got through at {load:.0f} "
                 f"offered, {edge:.0f} near the edge",
             )

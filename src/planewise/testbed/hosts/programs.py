@@ -28,7 +28,7 @@ def find(program: str) -> str:
     if not path:
         raise UnsupportedError(
             f"{program} is not installed beside planewise and not on PATH",
-            remedy="run `make setup`, or install the planewise wheel",
+            remedy="run `scripts/setup alloc` in the checkout, or install the planewise wheel",
         )
     return path
 
