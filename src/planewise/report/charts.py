@@ -207,7 +207,7 @@ def intervals(
 ) -> Spec:
     """Estimates (`value`) with their interval and `colour`, each below its `label` and its `text`.
 
-    A grey band marks the `margin` around `zero`.
+    A grey band marks the `margin` around `zero`; both end below the words.
     """
     line = 15
     plot = WIDTH - 24
@@ -220,15 +220,17 @@ def intervals(
             "label_y": top + 9,
             "text_y": top + 9 + line * two,
             "y": top + high - 6,
+            "from_y": top + high - line + 2,
+            "to_y": top + high,
         }
         for top, row in zip(range(0, high * len(rows), high), rows, strict=True)
     ]
     height = high * len(rows)
-    full = {"y": vega.px(0), "y2": vega.px(height)}
-    colour = {"color": vega.literal("colour")}
+    below = {"y": vega.literal("from_y"), "y2": {"field": "to_y"}}
+    colour, unlined = {"color": vega.literal("colour")}, {"grid": False, **axis}
 
     def across(field: str, end: str = "") -> dict[str, Spec]:
-        x = {"field": field, "type": "quantitative", "scale": span.scale, "axis": dict(axis)}
+        x = {"field": field, "type": "quantitative", "scale": span.scale, "axis": unlined}
         return {"x": x, **({"x2": {"field": end}} if end else {})}
 
     at = {"y": vega.literal("y"), **colour}
@@ -236,7 +238,7 @@ def intervals(
     text = {"x": vega.px(2 if two else plot - 2), "y": vega.literal("text_y"), **colour}
     side = _LEFT if two else {**_LEFT, "align": "right"}
     marks = [
-        mark("rule", [{"zero": zero}], {**across("zero"), **full}, color=theme.var("muted")),
+        mark("rule", placed, {**across("zero"), **below}, color=theme.var("muted")),
         mark("rule", placed, {**across("low", "high"), **at}, strokeWidth=2),
         mark(
             "point", placed, {**across("value"), **at}, hover=True, filled=True, size=52, opacity=1
@@ -245,9 +247,9 @@ def intervals(
         mark("text", placed, {**text, "text": vega.text("text")}, **side, fontWeight=600),
     ]
     if margin is not None:
-        ends = [{"low": span.inside(margin[0]), "high": span.inside(margin[1])}]
-        band = {**across("low", "high"), **full}
-        marks.insert(0, mark("rect", ends, band, color=theme.var("line"), opacity=0.8))
+        ends = {"low": span.inside(margin[0]), "high": span.inside(margin[1])}
+        bands, band = [{**row, **ends} for row in placed], {**across("low", "high"), **below}
+        marks.insert(0, mark("rect", bands, band, color=theme.var("line"), opacity=0.8))
     return vega.panel(marks, heading, width=plot, height=height)
 
 
