@@ -46,7 +46,7 @@ def test_a_documented_command_exists_with_its_options(command: Shown) -> None:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
         assert words[0] in targets
     elif program == "scripts/setup":
-        assert set(words) <= {"--yes", "nfv", "lab", "vms", "test", "systemd", "release"}
+        assert set(words) <= {"--yes", "alloc", "nfv", "lab", "vms", "test", "systemd", "release"}
     else:
         path = Path(find_planewised()).with_name(program)
         words = ["1" if word == "N" else word for word in words if word not in ("…", "--help")]

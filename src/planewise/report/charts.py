@@ -220,25 +220,23 @@ def intervals(
             "label_y": top + 9,
             "text_y": top + 9 + line * two,
             "y": top + high - 6,
-            "from_y": top + high - line + 2,
-            "to_y": top + high,
         }
         for top, row in zip(range(0, high * len(rows), high), rows, strict=True)
     ]
     height = high * len(rows)
-    below = {"y": vega.literal("from_y"), "y2": {"field": "to_y"}}
     colour, unlined = {"color": vega.literal("colour")}, {"grid": False, **axis}
 
     def across(field: str, end: str = "") -> dict[str, Spec]:
         x = {"field": field, "type": "quantitative", "scale": span.scale, "axis": unlined}
         return {"x": x, **({"x2": {"field": end}} if end else {})}
 
-    at = {"y": vega.literal("y"), **colour}
+    place = {"y": vega.literal("y")}
+    at = {**place, **colour}
     label = {"x": vega.px(2), "y": vega.literal("label_y"), "text": vega.text("label")}
     text = {"x": vega.px(2 if two else plot - 2), "y": vega.literal("text_y"), **colour}
     side = _LEFT if two else {**_LEFT, "align": "right"}
     marks = [
-        mark("rule", placed, {**across("zero"), **below}, color=theme.var("muted")),
+        mark("tick", placed, {**across("zero"), **place}, color=theme.var("muted"), size=line - 2),
         mark("rule", placed, {**across("low", "high"), **at}, strokeWidth=2),
         mark(
             "point", placed, {**across("value"), **at}, hover=True, filled=True, size=52, opacity=1
@@ -248,8 +246,8 @@ def intervals(
     ]
     if margin is not None:
         ends = {"low": span.inside(margin[0]), "high": span.inside(margin[1])}
-        bands, band = [{**row, **ends} for row in placed], {**across("low", "high"), **below}
-        marks.insert(0, mark("rect", bands, band, color=theme.var("line"), opacity=0.8))
+        bands, band = [{**row, **ends} for row in placed], {**across("low", "high"), **place}
+        marks.insert(0, mark("bar", bands, band, color=theme.var("line"), height=line - 2))
     return vega.panel(marks, heading, width=plot, height=height)
 
 
