@@ -70,6 +70,7 @@ def test_what_a_design_leaves_out_is_not_measured(tmp_path: Path) -> None:
             4,
             "`disk` is none of `none`, `cpu`, `network`, `cache`",
         ),
+        (GOOD.replace("sweep:", "sweep:\n  until_verdict: true"), 9, "and the design has none"),
         (GOOD.replace("[none, cpu, network]", "[none, cache]"), 4, "does not say how much"),
         (
             GOOD.replace("[veth, bridge]", "[e1000-bridge]")

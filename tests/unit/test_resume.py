@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from planewise import pipeline
 from planewise.errors import BadInputError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
@@ -162,6 +163,27 @@ def test_a_finished_run_gets_more_blocks_and_remembers_where_it_had_ended(tmp_pa
     assert (info.design["blocks"], info.ends) == (5, (2,))
     with RunWriter.resume(path) as writer, pytest.raises(BadInputError, match="not finished"):
         extended(RunReader(writer.path), 3)
+
+
+def test_a_run_whose_blocks_measured_a_part_of_the_ladder_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `quick` of an earlier version began it."""
+    raw = {"factors": {"plane": ["veth"]}, "rtt": {}, "sweep": {"loads": 6}, "blocks": 2}
+    design = Design.model_validate(raw)
+    (cell,) = cells_of(design)
+    ladder = [1000.0 * step for step in range(1, 7)]
+    stored = design.model_dump(mode="json") | {"ladders": {cell.name: ladder}}
+    stored["sweep"]["loads_per_block"] = 3
+    info = make_info().model_copy(update={"design": stored})
+    with RunWriter.create(tmp_path / "run", info):
+        pass
+    monkeypatch.setattr(pipeline, "Stations", lambda *_: FakeStations())
+    finished = pipeline.resume(tmp_path / "run", info.hosts["shared"], Silent())
+    assert finished.outcome.info.status == "done"
+    trials = RunReader(finished.directory).trials()
+    loads = [trial.load.intended_pps for trial in trials if trial.kind == "load" and trial.load]
+    assert sorted(loads) == sorted(ladder * 2)
 
 
 def test_more_blocks_leave_the_blocks_before_them_as_they_were() -> None:

@@ -54,6 +54,12 @@ def _problems(design: Design) -> Iterator[Problem]:
     yield from _impossible_function(design)
     yield from _impossible_cell(design)
     yield from _coalescing_elsewhere(design)
+    if design.sweep is not None and design.sweep.until_verdict and design.budget_s is None:
+        yield Problem(
+            ("sweep", "until_verdict"),
+            "verdicts get the time that the blocks leave of a budget, and the design has none",
+            "add `budget_s`, the seconds of the whole run, or leave `until_verdict` out",
+        )
     yield from _impossible_load(design)
 
 
