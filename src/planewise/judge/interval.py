@@ -7,11 +7,10 @@ means of all loads are drawn together many times, and each draw gives a PDR and 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, stdtrit
+from scipy.special import stdtrit
 
 from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.headroom import Headrooms, headrooms
@@ -34,10 +33,9 @@ _CORRELATED_RUNS = 8
 _USUAL_CORRELATION = 0.2
 _SUPPOSED = np.geomspace(0.1, 3, 30)
 """Headrooms that are looked for in all runs together."""
-_NEAR, _FULL = 0.9, 0.95
-"""Shares of the best throughput: loads that pass so much are near PDR or beyond; in overload."""
-_UNKNOWN = 0.2
-"""From this relative error of throughput on, the runs vary too much for a claim."""
+_NEAR = 0.9
+"""Share of the best throughput: loads that pass so much are near PDR or beyond."""
+_MOST_BATCHES = 12
 
 
 @dataclass(frozen=True)
@@ -106,34 +104,32 @@ def _of_runs(offered: Floats, values: list[Floats], plr: float) -> tuple[float, 
     and by their means; 0 where they show none.
 
     As long as throughput does not fall with load, a run in overload would not have passed more at a
-    lower load. So all these runs count for the mean loss there, which is at least the share of runs
-    that lose so much (lower bound of Clopper and Pearson 1934), times that.
+    lower load: it shows what would be lost there. A trend is taken out, as drift is no headroom.
+    Neighbours are alike, so the variance is that of batches of them (Schmeiser 1982).
     """
     passed = [load * (1 - value) for load, value in zip(offered, values, strict=True)]
-    mean = np.array([each.mean() for each in passed])
-    if mean.max() <= 0:
+    most = max(each.mean() for each in passed)
+    near = [place for place, each in enumerate(passed) if each.mean() >= _NEAR * most]
+    sizes = [passed[place].size for place in near]
+    if most <= 0 or sum(sizes) < 2:
         return 0.0, 0.0
-    near = np.flatnonzero(mean >= _NEAR * mean.max())
-    alike = _inflation(values)
-    best = np.concatenate([passed[index] for index in np.flatnonzero(mean >= _FULL * mean.max())])
-    size = best.size / alike
-    deviation = max(float(best.std()), _USUAL_CAP * float(best.mean()))
-    error = stdtrit(max(1.0, size - 1), 1 - _TAIL) * deviation / math.sqrt(size)
-    runs = np.concatenate([passed[index] for index in near])
-    loads = np.concatenate([np.full(values[index].size, offered[index]) for index in near])
-    ranks, size = np.arange(1, runs.size + 1) / alike, runs.size / alike
-    share = betaincinv(ranks, size - ranks + 1, _TAIL)
-
-    def losses(throughput: float) -> Floats:
-        """Of each run, at the loads that are PDR if headroom is as supposed; the largest first."""
-        pdr = np.minimum(throughput / ((1 - plr) * (1 + _SUPPOSED[:, None])), loads)
-        return -np.sort(np.minimum(runs / pdr - 1, 0))
-
-    likely = losses(best.mean()).mean(axis=1) > plr
-    certain = np.zeros_like(likely)
-    if error < _UNKNOWN * best.mean():
-        certain = likely & ((losses(best.mean() - error) * share).max(axis=1) > plr)
-    return float(_SUPPOSED[certain].max(initial=0)), float(_SUPPOSED[likely].max(initial=0))
+    when = np.concatenate([(np.arange(size) + 0.5) / size - 0.5 for size in sizes])
+    order = np.argsort(when, kind="stable")
+    when, runs = when[order], np.concatenate([passed[place] for place in near])[order]
+    loads = np.repeat(offered[near], sizes)[order]
+    runs -= when * (when @ runs) / max(when @ when, 1e-9)
+    pdr = np.minimum(runs.mean() / ((1 - plr) * (1 + _SUPPOSED[:, None])), loads)
+    losses = np.maximum(1 - runs / pdr, 0)
+    over = losses.mean(axis=1) - plr
+    # How `over` changes with a run: by its own loss, and as PDR moves with the throughput.
+    moved = np.where(losses > 0, runs / pdr, 0).mean(axis=1, keepdims=True)
+    change = losses - losses.mean(axis=1, keepdims=True) + moved * (runs / runs.mean() - 1)
+    batches = min(_MOST_BATCHES, max(2, runs.size // 2))
+    sums = np.add.reduceat(change, np.arange(batches) * runs.size // batches, axis=1) / runs.size
+    error = np.sqrt((sums**2).sum(axis=1) * batches / (batches - 1))
+    low = over - stdtrit(batches - 1, 1 - _TAIL) * error
+    certain, likely = (float(_SUPPOSED[shown > 0].max(initial=0)) for shown in (low, over))
+    return certain, likely
 
 
 def lag1(values: Floats) -> float:

@@ -216,10 +216,9 @@ def _names(paths: Sequence[Path]) -> dict[Path, str]:
         common = takewhile(lambda alike: len(set(alike)) == 1, zip(*words, strict=False))
         start = sum(len(alike[0]) for alike in common)
         short = [name[start:] or name for name in short]
-    if len(set(short)) < len(short):
-        short = [path.name for path in paths]
-    if len(set(short)) < len(short):
-        short = [str(path) for path in paths]
+    for longer in ([path.name for path in paths], list(map(str, paths))):
+        if len(set(short)) < len(short):
+            short = longer
     return dict(zip(paths, short, strict=True))
 
 

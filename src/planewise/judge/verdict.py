@@ -8,7 +8,7 @@ how many runs agree, and so how many may be disturbed at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -186,7 +186,7 @@ def judge(curve: Curve, rule: Rule = "planewise", plr: float = 0.005) -> Verdict
     else:
         result = apply_rule(rule, curve, plr)
         decision = _Decision(result.word, "", result.reason)
-    crossing = curve.first_over(plr)
+    crossing, pdr_pps = curve.first_over(plr), float(seen.readings.pdr_low_pps[0])
     deciding = curve.points[max(0, int(seen.over[0]) - 1) if seen.over.size else 0 :]
     return Verdict(
         verdict=decision.word,
@@ -199,11 +199,11 @@ def judge(curve: Curve, rule: Rule = "planewise", plr: float = 0.005) -> Verdict
         ),
         pastrami=apply_rule("as-written", curve, plr),
         delta_ucl95=None if crossing is None else curve.points[crossing].delta_ucl95,
-        pdr=_pdr(seen) if tested else None,
+        pdr=LoadEstimate(pdr_pps, *seen.pdr_pps) if tested and pdr_pps else None,
         first_crossing=_first_crossing(seen) if tested else None,
         ndr=_ndr(curve) if tested else None,
         saturation=_saturation(seen) if tested else None,
-        warnings=(*_loads_left_out(measured, curve), *diagnose(curve, seen, plr)),
+        warnings=(*_loads_left_out(measured), *diagnose(curve, seen, plr)),
         next_loads=tuple(decision.next_loads) if tested else (),
         plr=plr,
         tested=tested,
@@ -232,6 +232,7 @@ def _decide(
     size = f"{Headroom(low, high)} (limit {percent_text(HEADROOM_LIMIT)})"
     if low >= HEADROOM_LIMIT:
         reason = f"throughput beyond PDR still rises by {size}: one number misrepresents it"
+        reason += _moving(curve)
         if busy := host_busy(curve):
             return _Decision("UNDECIDED", "other", f"{reason}; but {busy[0].text}")
         return _Decision("BAD", "", reason)
@@ -247,14 +248,28 @@ def _decide(
         why, loads = unseen
         written = [float(f"{load:.4g}") for load in loads]  # as a person would
         return _Decision("UNDECIDED", "ladder too short", f"headroom is {size}: {why}", written)
-    reason = f"headroom is {size}: the runs vary too much to tell"
+    reason = f"headroom is {size}: the runs vary too much to tell{_moving(curve)}"
     start = max(0, int(seen.over[0]) - 1)
     blur = seen.error[start:] * seen.offered_pps[start:]
     most = seen.offered_pps[start:][np.argsort(-blur)[:3]]
-    # If nothing is lost at a load nearer to PDR, PDR is no lower, and the interval ends lower.
-    lowest = seen.pdr_pps[0] * (1 + high) / (1 + HEADROOM_LIMIT)
-    near = [float(f"{load:.4g}") for load in _near_pdr(seen, plr)[:1] if load > lowest]
-    return _Decision("UNDECIDED", "few runs", reason, [*near, *most.tolist()])
+    # Nothing lost at a load nearer to PDR makes headroom smaller; too much lost just below the load
+    # where headroom is at its limit makes it larger.
+    near = _near_pdr(seen, plr)[:1]
+    edge = float(seen.forwarded_pps.max()) / (1 - plr) / (1 + HEADROOM_LIMIT)
+    if not start and edge < seen.offered_pps[0]:
+        near = [edge * (1 - _NEAR)]
+    loads = [float(f"{load:.4g}") for load in near] + most.tolist()
+    return _Decision("UNDECIDED", "few runs", reason, loads)
+
+
+def _moving(curve: Curve) -> str:
+    """What runs pass at the load that passes most, where that differs by more than the limit."""
+    best = max(curve.points, key=lambda point: point.forwarded_pps)
+    passed = best.offered_pps * (1 - best.plr_per_run)
+    low, high = (float(end) for end in np.quantile(passed, (0.1, 0.9)))
+    if high <= (1 + HEADROOM_LIMIT) * low:
+        return ""
+    return f", as it forwards {rate_text(low)} in some runs and {rate_text(high)} in others"
 
 
 def middle_third(curve: Curve) -> Curve:
@@ -280,21 +295,17 @@ def disturbed_runs(point: LoadPoint) -> int:
     return count if count <= max(1, plr.size // 5) else 0
 
 
-def _loads_left_out(measured: Curve, tested: Curve) -> tuple[Caution, ...]:
+def _loads_left_out(measured: Curve) -> Iterator[Caution]:
     """Says which loads count for nothing, because the SUT limited none of their trials."""
-    if measured is tested:
-        return ()
-    used = {point.offered_pps for point in tested.points}
-    left_out = [point.offered_pps for point in measured.points if point.offered_pps not in used]
-    return (
-        Caution(
+    left_out = [point.offered_pps for point in measured.points if point.limited == len(point.runs)]
+    if 0 < len(left_out) < len(measured.points):
+        yield Caution(
             "loads-left-out",
             f"loads left out: {len(left_out)} of {len(measured.points)}, the lowest "
-            f"{rate_text(min(left_out))}: the generator, the sink or the clock limited every run "
+            f"{rate_text(left_out[0])}: the generator, the sink or the clock limited every run "
             "there",
-            {"loads": len(left_out), "lowest_pps": min(left_out), "highest_pps": max(left_out)},
-        ),
-    )
+            {"loads": len(left_out), "lowest_pps": left_out[0], "highest_pps": left_out[-1]},
+        )
 
 
 def _too_short(seen: Estimate, plr: float) -> tuple[str, list[float]]:
@@ -302,30 +313,31 @@ def _too_short(seen: Estimate, plr: float) -> tuple[str, list[float]]:
     or around PDR."""
     offered, first = seen.offered_pps, int(seen.over[0]) if seen.over.size else None
     lowest, last, limit = float(offered[0]), float(offered[-1]), percent_text(plr)
-    beyond = [last * by for by in _BEYOND]
-    if first is None:
-        return (
-            f"no load up to {rate_text(last)} lost more than {limit}, so PDR and saturation lie "
-            "above what was measured",
-            beyond,
-        )
     if first == 0:
+        near = float(seen.forwarded_pps.max()) / (1 - plr) * (1 - _NEAR)
         return (
             f"the first load, {rate_text(lowest)}, already lost {percent_text(seen.mean[0])}, so "
             "PDR lies below what was measured",
-            [0.8 * lowest, 0.5 * lowest],
+            [near if 0.8 * lowest < near < 0.95 * lowest else 0.8 * lowest, 0.5 * lowest],
         )
-    if first == offered.size - 1:
-        return (
+    loads = [last * by for by in _BEYOND]
+    if first is None:
+        why = (
+            f"no load up to {rate_text(last)} lost more than {limit}, so PDR and saturation lie "
+            "above what was measured"
+        )
+    elif first == offered.size - 1:
+        why = (
             f"only the last load, {rate_text(last)}, lost more than {limit}, so whether throughput "
-            "still rises beyond it was not measured",
-            beyond,
+            "still rises beyond it was not measured"
         )
-    return (
-        f"PDR lies between {rate_text(offered[first - 1])} and {rate_text(offered[first])}, which "
-        f"are too far apart, or the ladder ends too early, at {rate_text(last)}",
-        _near_pdr(seen, plr) or beyond,
-    )
+    else:
+        loads = _near_pdr(seen, plr) or loads
+        why = (
+            f"PDR lies between {rate_text(offered[first - 1])} and {rate_text(offered[first])}, "
+            f"which are too far apart, or the ladder ends too early, at {rate_text(last)}"
+        )
+    return why, loads
 
 
 def _near_pdr(seen: Estimate, plr: float) -> list[float]:
@@ -391,11 +403,6 @@ def checked_rule(rule: str, plr: float) -> Rule:
     )
 
 
-def _pdr(seen: Estimate) -> LoadEstimate | None:
-    value = float(seen.readings.pdr_low_pps[0])
-    return LoadEstimate(value, *seen.pdr_pps) if value else None
-
-
 def _first_crossing(seen: Estimate) -> LoadEstimate | None:
     if not seen.over.size:
         return None
@@ -405,10 +412,8 @@ def _first_crossing(seen: Estimate) -> LoadEstimate | None:
 
 
 def _ndr(curve: Curve) -> LoadEstimate | None:
-    lossy = np.array(
-        [bool((point.table.received < point.table.sent).any()) for point in curve.points]
-    )
-    first = int(lossy.argmax()) if lossy.any() else lossy.size
+    lossy = [bool((point.table.received < point.table.sent).any()) for point in curve.points]
+    first = [*lossy, True].index(True)
     if first == 0:
         return None
     offered: Floats = np.append(curve.offered_pps, np.inf)

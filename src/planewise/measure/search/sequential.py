@@ -1,9 +1,9 @@
 """The sequential sweep: trials at the loads that decide the verdict, until it is decided.
 
 A run of a design goes on by the same `Placement` in the time that its schedule leaves. It stops by
-the counts of `counts`. At each load that decides, runs that agree with the verdict must
-lead those that do not, as passes lead fails in a search; so looking after every batch makes no
-wrong verdict more likely. It is the same for a testbed, a synthetic system and a recording.
+the counts of `counts`. At each load that decides, runs that agree with the verdict must lead those
+that do not, as passes lead fails in a search; so looking after every batch makes no wrong verdict
+more likely.
 """
 
 from __future__ import annotations
@@ -197,18 +197,13 @@ class Placement:
         if verdict.open == "ladder too short":
             return self._stop("ladder too short")
         undecided = verdict.verdict == "UNDECIDED"
-        lacking = (
-            dict.fromkeys(verdict.next_loads, 1)
-            if undecided
-            else self._lacking(curve.tested, verdict)
-        )
+        helpful = [load for load in verdict.next_loads if load in free] or free
+        lacking = dict.fromkeys(helpful, 1) if undecided else self._lacking(curve.tested, verdict)
         if not lacking and not undecided:
             return self._stop("decided")
         if remaining <= 0:
             return self._stop("budget spent")
         wanted = {load: count for load, count in lacking.items() if load in free}
-        if not wanted and undecided:
-            wanted = dict.fromkeys(free, 1)
         if not wanted:
             return self._stop("no more runs")
         return self._in_rounds(wanted, min(remaining, max(_BATCH, len(wanted))))
@@ -218,24 +213,23 @@ class Placement:
         plr, over = self.plan.plr, curve.first_over(self.plan.plr)
         if over is None:
             return {}
-        first, agreeing = curve.points[over], dict[LoadPoint, int]()
+        first, beyond = curve.points[over], curve.points[over:]
+        passed = {point: point.offered_pps * (1 - point.plr_per_run) for point in beyond}
         if verdict.verdict == "GOOD" and verdict.pdr is not None:
             # PDR, and that no load beyond passes much more.
             most = (1 + HEADROOM_LIMIT) * verdict.pdr.pps * (1 - plr)
-            for point in curve.points[over:]:
-                agreeing[point] = int((point.offered_pps * (1 - point.plr_per_run) < most).sum())
+            agreeing = {point: rates < most for point, rates in passed.items()}
             before = curve.points[over - 1]
-            agreeing[before] = int((before.plr_per_run <= plr).sum())
+            agreeing[before] = before.plr_per_run <= plr
         else:
             # That PDR is passed, and that one load passes much more.
-            agreeing[first] = int((first.plr_per_run > plr).sum())
             least = (1 + HEADROOM_LIMIT) * first.forwarded_pps
-            best = max(curve.points[over:], key=lambda point: point.forwarded_pps)
+            best = max(beyond, key=lambda point: point.forwarded_pps)
+            agreeing = {first: first.plr_per_run > plr}
             if best.forwarded_pps > least:
-                passed = best.offered_pps * (1 - best.plr_per_run)
-                agreeing[best] = int((passed > least).sum())
+                agreeing[best] = passed[best] > least
         lacking = {
-            point.offered_pps: _LEAD - (right - PRICE * (point.count - right))
+            point.offered_pps: _LEAD - int(right.sum()) + PRICE * int((~right).sum())
             for point, right in agreeing.items()
         }
         return {load: lack for load, lack in lacking.items() if lack > 0}
