@@ -78,6 +78,9 @@ for pf in /sys/class/net/pf*/device; do
     done
 done
 ethtool -c pf0 | grep usecs:
+for irq in $(ls -v /sys/class/net/pf0/device/msi_irqs); do
+    cat /proc/irq/$irq/smp_affinity 2>/dev/null || cat /proc/irq/default_smp_affinity
+done
 pgrep -a pw-probe
 true
 """

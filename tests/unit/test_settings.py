@@ -90,6 +90,16 @@ def test_every_setting_exists_on_some_plane_or_says_why_not() -> None:
                 assert not reason or reason.startswith(f"{name}: ")
 
 
+def test_interrupts_of_vfs_have_cpus_where_the_host_serves_them() -> None:
+    irq = settings.SETTINGS["irq"]
+    assert all(map(irq.accepts, ["0", "12", "0-3", "0,2-3"]))
+    assert not any(map(irq.accepts, ["", "on", "-1", "0,", "0 1"]))
+    assert not irq.refusal("vf", "namespace")
+    assert not irq.refusal("macvtap-vf", "vm")
+    assert irq.refusal("bridge", "container") == "irq: the guest's interface on bridge is no VF"
+    assert "own kernel" in irq.refusal("vf-passthrough", "vm")
+
+
 def test_a_setting_is_one_small_file_and_a_line_in_the_reference() -> None:
     reference = (ROOT / "docs" / "reference" / "designs.md").read_text()
     for name in settings.SETTINGS:

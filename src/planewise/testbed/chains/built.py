@@ -34,10 +34,12 @@ from planewise.testbed.hosts.counters import HostCounters, read_host
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.signals import result_of, together
-from planewise.testbed.hosts.steering import bind_interrupts, steer
+from planewise.testbed.hosts.steering import steer
 from planewise.testbed.model import GUEST_INTERFACE, HostRole, Site
 from planewise.testbed.plan import await_up, new_namespace, set_up
 from planewise.testbed.planes.plane import Switch
+from planewise.testbed.settings import irq
+from planewise.testbed.settings.host_setting import Spot
 
 FUNCTIONS: HostRole = "responder"
 """The functions' host."""
@@ -178,7 +180,8 @@ class BuiltChain:
         cpus = [self.placement.cpu(function) for function in self.chain.names]
         first = cpus[:1] if self.chain.through else cpus
         if self._separate:
-            bind_interrupts(state.host, None, state.machine.nic, first)
+            wanted = ",".join(map(str, sorted(set(first))))
+            irq.SETTING.write(Spot(state.host, "", state.machine.nic), wanted)
         else:
             steer(state.host, state.machine.netns, [nics[0]], first)
 

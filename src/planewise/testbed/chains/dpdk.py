@@ -11,7 +11,6 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal
 
@@ -41,8 +40,7 @@ Driver = Literal["af_packet", "af_xdp"]
 
 _SPARE_BYTES = 16 << 20
 """Huge pages of a function on a VF beside its buffers."""
-_FIRST_UPLINK, _FIRST_SOURCE = 200, 100
-_HOLDER, _HOLDER_NUMBER = "buffers", 300
+_HOLDER = "buffers"
 _SILENT = "net_null_buffers,no-rx=1"
 """A device that never has a frame."""
 _CONNECT_S = 180.0
@@ -69,23 +67,12 @@ def uplinks(driver: Driver, nics: tuple[str, str], cpus: tuple[int, ...]) -> tup
     return tuple(
         Port(
             f"up{side}",
-            _FIRST_UPLINK + side,
             "dpdk",
             {"dpdk-devargs": _device(driver, side, interface)},
             cpus[side % len(cpus)],
         )
         for side, interface in enumerate(dict.fromkeys(nics))
     )
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Frames from one port go to another."""
-
-    source: str
-    target: str
-    to_mac: str = ""
-    """Only frames for this address; empty: all."""
 
 
 class DpdkSwitch(RunningDpdkSwitch):
@@ -113,7 +100,6 @@ class DpdkSwitch(RunningDpdkSwitch):
         self._uplinks = () if driver is None else uplinks(driver, nics, cpus)
         self._sources: dict[str, str] = {}
         self._device_count = 0
-        self._numbers: dict[str, int] = {}
         super().__init__(state.host, directory, state.machine.bridge, cpus)
 
     @property
@@ -129,11 +115,10 @@ class DpdkSwitch(RunningDpdkSwitch):
         ever smaller numbers, each with all free memory, and a guest that connects meanwhile finds
         none, is disconnected, and may end for it.
         """
-        self._change_ports([Port(_HOLDER, _HOLDER_NUMBER, "dpdk", {"dpdk-devargs": _SILENT})])
+        self._change_ports([Port(_HOLDER, "dpdk", {"dpdk-devargs": _SILENT})])
         turns = cycle(self._cpus)
         functions = [
-            vhost_port(name, self.socket(name), number=number, cpu=next(turns))
-            for number, name in enumerate(self._chain.names, start=1)
+            vhost_port(name, self.socket(name), cpu=next(turns)) for name in self._chain.names
         ]
         self._change_ports([*self._uplinks, *functions])
 
@@ -142,26 +127,16 @@ class DpdkSwitch(RunningDpdkSwitch):
         arguments: list[str] = []
         for name in remove:
             arguments += ["--", "--if-exists", "del-port", self._bridge, name]
-            self._numbers.pop(name, None)
         for port in add:
             arguments += ["--", *port.arguments(self._bridge)]
-            if port.number is not None:
-                self._numbers[port.name] = port.number
         if arguments:
             self.configure(*arguments[1:])
 
-    def _set_flows(self, flows: Sequence[Flow]) -> None:
+    def _set_flows(self, flows: Sequence[str]) -> None:
         """Replaces all flows; other frames are dropped."""
-        lines = [
-            f"in_port={self._numbers[flow.source]},"
-            + (f"dl_dst={flow.to_mac}," if flow.to_mac else "")
-            + f"actions=output:{self._numbers[flow.target]}\n"
-            for flow in flows
-        ]
-        self._run(
-            *("ovs-ofctl", "replace-flows", f"unix:{self._directory}/{self._bridge}.mgmt", "-"),
-            stdin="".join(lines).encode(),
-        ).check()
+        control = f"unix:{self._directory}/{self._bridge}.mgmt"
+        command = ("ovs-ofctl", "--names", "replace-flows", control, "-")
+        self._run(*command, stdin="".join(f"{flow}\n" for flow in flows).encode()).check()
 
     def _ports_up(self) -> bool:
         """Whether the links of all functions are up: they have connected."""
@@ -192,12 +167,13 @@ class DpdkSwitch(RunningDpdkSwitch):
     def add_sources(self, size: FrameSize) -> None:
         """Adds devices as sources of frames of `size`, blocked until `admit_sources`."""
         cpus = cycle(self._cpus)
-        ports: list[Port] = []
-        for number, entry in enumerate(self._chain.entries, start=_FIRST_SOURCE):
-            options = {"dpdk-devargs": self._device(size)}
-            ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
-            self._sources[entry] = f"g{number}"
-        self._change_ports(ports)
+        self._sources = {entry: f"g{number}" for number, entry in enumerate(self._chain.entries)}
+        self._change_ports(
+            [
+                Port(name, "dpdk", {"dpdk-devargs": self._device(size)}, next(cpus))
+                for name in self._sources.values()
+            ]
+        )
 
     def admit_sources(self) -> None:
         """Sets the flows of all frames, the sources' among them."""
@@ -205,8 +181,8 @@ class DpdkSwitch(RunningDpdkSwitch):
 
     def block_sources(self) -> None:
         """Removes the flows of the sources' frames."""
-        sources = self._sources.values()
-        self._set_flows([flow for flow in self._flows() if flow.source not in sources])
+        admitting = tuple(f"in_port={name}," for name in self._sources.values())
+        self._set_flows([flow for flow in self._flows() if not flow.startswith(admitting)])
 
     def remove_sources(self) -> None:
         """Undoes `add_sources`. Idempotent."""
@@ -227,22 +203,22 @@ class DpdkSwitch(RunningDpdkSwitch):
         self._host.run(["sh", "-c", 'cat >"$1"', "sh", file], stdin=content).check()
         return f"net_pcap{self._device_count},rx_pcap={file},infinite_rx=1"
 
-    def _flows(self) -> list[Flow]:
+    def _flows(self) -> list[str]:
+        """Flows that join the hops, in the words of ovs-ofctl(8)."""
         chain, flows = self._chain, []
         for source, target in chain.hops:
+            match = ""
             if source == GENERATOR and self._uplinks:
-                to_mac = mac_of(chain.names.index(target) + 1)
-                flows.append(Flow(self._uplinks[0].name, target, to_mac))
+                match = f"dl_dst={mac_of(chain.names.index(target) + 1)},"
+                source = self._uplinks[0].name
             elif source == GENERATOR:
-                flows.append(Flow(self._sources[target], target))
+                source = self._sources[target]
             elif target == GENERATOR and self._uplinks:
-                flows.append(Flow(source, self._uplinks[-1].name))
+                target = self._uplinks[-1].name
             elif target == GENERATOR:
                 # North-south back to its source; east-west there is a single entry.
-                back = self._sources.get(source, self._sources.get(chain.entries[0], ""))
-                flows.append(Flow(source, back))
-            else:
-                flows.append(Flow(source, target))
+                target = self._sources.get(source, self._sources.get(chain.entries[0], ""))
+            flows.append(f"in_port={source},{match}actions=output:{target}")
         return flows
 
     def counters(self) -> dict[str, PortCounters]:

@@ -38,11 +38,13 @@ from planewise.testbed.guests.vms.kind import VirtualMachines
 from planewise.testbed.hosts import counters as interfaces
 from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.signals import together
-from planewise.testbed.hosts.steering import bind_interrupts, steer
+from planewise.testbed.hosts.steering import steer
 from planewise.testbed.hosts.xdp import XDP_PASS, XDP_ROUTER, attach
 from planewise.testbed.model import GUEST_INTERFACE, CounterPoint, Forwarder, Guest
 from planewise.testbed.plan import Step, run_program
 from planewise.testbed.planes import plane
+from planewise.testbed.settings import irq
+from planewise.testbed.settings.host_setting import Spot
 
 if TYPE_CHECKING:
     from planewise.testbed.chains.dpdk import DpdkSwitch
@@ -227,7 +229,8 @@ class Routers(Functions):
         state.host.perform(steps)
         for number, guest in self.guests.items():
             if self.chain.on_vfs:
-                bind_interrupts(state.host, guest.netns, GUEST_INTERFACE, [self.cpu(number)])
+                spot = Spot(state.host, guest.netns, GUEST_INTERFACE)
+                irq.SETTING.write(spot, str(self.cpu(number)))
             else:
                 steer(state.host, guest.netns, [GUEST_INTERFACE], [self.cpu(number)])
         if self.chain.forwards == "xdp":

@@ -338,6 +338,9 @@ def _note(host: Host, nic: str) -> HostNote:
         with suppress(PlanewiseError):  # the host has no such setting
             value = host.read_text(f"/proc/sys/{key}").strip()
             lines.append(set_sysctl("", key, value).words)
+    for setting in SETTINGS.values():
+        if setting.notes:
+            lines += host.run(["sh", "-c", setting.notes, "sh", nic]).stdout.splitlines()
     if (rx_usecs := read_rx_usecs(host, nic)) is not None:
         lines.append(rx_usecs_line(nic, rx_usecs))
     if not has_datapath(host):

@@ -67,13 +67,6 @@ def cpu_mask(cpus: Iterable[int]) -> str:
             return ",".join(reversed(words))
 
 
-def _failure(host: Host, netns: str | None, script: str, words: Sequence[str]) -> str | None:
-    """Runs a script with a sysfs of its own; returns the reason of a failure, else None."""
-    argv = ["unshare", "--mount", "sh", "-ec", script, "steer", *words]
-    finished = host.run(argv, netns=netns, timeout_s=30)
-    return finished.last_line if finished.exit_code else None
-
-
 def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:
     """Moves the receive work of interfaces to `cpus`; none: to the CPU where a frame arrives.
 
@@ -84,34 +77,10 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         f"{OWN_SYS} mask=$1 && shift && "
         'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
     )
-    reason = _failure(host, netns, script, [cpu_mask(cpus), *interfaces])
-    if reason is not None:
+    argv = ["unshare", "--mount", "sh", "-ec", script, "steer", cpu_mask(cpus), *interfaces]
+    finished = host.run(argv, netns=netns, timeout_s=30)
+    if finished.exit_code:
         raise PlanewiseError(
-            f"receive work in {netns} cannot be moved to other CPUs: {reason}",
+            f"receive work in {netns} cannot be moved to other CPUs: {finished.last_line}",
             remedy="load trials still run; the generator then pays for the plane's work",
-        )
-
-
-# By the NIC's own list: names in /proc/interrupts differ from driver to driver.
-_BIND = f"""
-{OWN_SYS}
-irqs=$(ls "/sys/class/net/$1/device/msi_irqs")
-for irq in $irqs; do
-    echo "$2" >"/proc/irq/$irq/smp_affinity_list"
-done
-"""
-
-
-def bind_interrupts(host: Host, netns: str | None, interface: str, cpus: Iterable[int]) -> None:
-    """Moves the interrupts of a PCI function, and so its receive work, to `cpus`.
-
-    Raises:
-        PlanewiseError: it has no interrupts of its own, or the kernel does not let us.
-    """
-    words = ",".join(str(cpu) for cpu in sorted(set(cpus)))
-    reason = _failure(host, netns, _BIND, [interface, words])
-    if reason is not None:
-        raise PlanewiseError(
-            f"interrupts of {interface} on {host.place} cannot be moved to CPU {words}: {reason}",
-            remedy="end irqbalance there, and let its driver's interrupts be moved",
         )

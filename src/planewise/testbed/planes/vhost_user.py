@@ -69,7 +69,7 @@ class DpdkBridge(OpenVswitchBridge):
     def add_nic(self, site: Site) -> tuple[Step, ...]:
         # Captures see no frame that bypasses the queueing discipline, as is DPDK's default.
         device = {"dpdk-devargs": af_packet(0, site.nic, ",qdisc_bypass=0")}
-        return (self.added(site, Port(_UPLINK, None, "dpdk", device, mtu_bytes=site.mtu_bytes)),)
+        return (self.added(site, Port(_UPLINK, "dpdk", device, mtu_bytes=site.mtu_bytes)),)
 
     def added(self, site: Site, port: Port) -> Step:
         """Adds a port of DPDK's."""

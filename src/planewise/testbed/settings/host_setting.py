@@ -57,6 +57,8 @@ class HostSetting:
     """A file of this machine that it needs."""
     machine_wide: tuple[str, ...] = ()
     """Files below /proc/sys that it writes on a server, restored as noted in the ledger."""
+    notes: str = ""
+    """Shell that prints, on a server with the NIC `$1`, lines that restore it, for the ledger."""
     refuses: Callable[[Plane], str] = lambda _: ""
     """Why it does not exist for a plane, as a clause; empty where it does."""
     verified: bool = True

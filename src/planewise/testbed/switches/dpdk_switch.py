@@ -46,8 +46,6 @@ class Port:
     """A port to add."""
 
     name: str
-    number: int | None
-    """OpenFlow number, by which flows name it; None leaves it to the switch."""
     kind: str
     """Type of the interface, in Open vSwitch's terms."""
     options: Mapping[str, str]
@@ -61,7 +59,6 @@ class Port:
         words = [
             *("add-port", bridge, self.name, "--", "set", "interface", self.name),
             f"type={self.kind}",
-            *(() if self.number is None else (f"ofport_request={self.number}",)),
             *(f'options:{key}="{value}"' for key, value in self.options.items()),
         ]
         if self.cpu is not None:
@@ -72,16 +69,10 @@ class Port:
 
 
 def vhost_port(
-    name: str,
-    socket: str,
-    *,
-    number: int | None = None,
-    cpu: int | None = None,
-    mtu_bytes: int | None = None,
+    name: str, socket: str, *, cpu: int | None = None, mtu_bytes: int | None = None
 ) -> Port:
     """The port of a guest that listens on a vhost-user socket. Pure."""
-    options = {"vhost-server-path": socket}
-    return Port(name, number, "dpdkvhostuserclient", options, cpu, mtu_bytes)
+    return Port(name, "dpdkvhostuserclient", {"vhost-server-path": socket}, cpu, mtu_bytes)
 
 
 def af_packet(number: int, interface: str, more: str = "") -> str:
@@ -156,15 +147,8 @@ class RunningDpdkSwitch(OpenVswitch):
 
     def pmd_cycles(self) -> PmdCycles:
         """Cycles of the polling threads."""
-        return parse_cycles(self._ask("dpif-netdev/pmd-stats-show"))
-
-    def _ask(self, *question: str) -> str:
-        """Calls the daemon over its control socket (ovs-appctl(8)).
-
-        Raises:
-            PlanewiseError: it does not answer, or refuses.
-        """
-        return self._run(*appctl(self._directory, *question)).check().stdout
+        question = appctl(self._directory, "dpif-netdev/pmd-stats-show")
+        return parse_cycles(self._run(*question).check().stdout)
 
 
 def read_ports(host: Host, directory: str) -> dict[str, PortCounters]:
@@ -184,24 +168,16 @@ _PORT = re.compile(r"(?:^|\))  port \d+: (\S+)", re.MULTILINE)
 def parse_ports(text: str) -> dict[str, PortCounters]:
     """Parses `dpctl/show -s`: counters by port, of those that have any. Pure."""
     counters = {}
-    starts = list(_PORT.finditer(text))
-    ends = [start.start() for start in starts[1:]] + [len(text)]
-    for start, end in zip(starts, ends[: len(starts)], strict=True):
-        part = text[start.end() : end]
-        values: dict[str, int] = {}
-        for line in part.splitlines():
-            for direction, unit, count in re.findall(r"(RX|TX) (packets|bytes):(\d+)", line):
-                values[f"{direction} {unit}"] = int(count)
-            if "TX packets" in line and (dropped := re.search(r"dropped:(\d+)", line)):
-                values["TX dropped"] = int(dropped[1])
-        if not values:
+    _, *parts = _PORT.split(text)
+    for name, part in zip(parts[::2], parts[1::2], strict=True):
+        found = dict(re.findall(r"((?:RX|TX) (?:packets|bytes)):(\d+)", part))
+        if not found:
             continue
-        counters[start[1]] = PortCounters(
-            rx_packets=values.get("RX packets", 0),
-            rx_bytes=values.get("RX bytes", 0),
-            tx_packets=values.get("TX packets", 0),
-            tx_dropped=values.get("TX dropped", 0),
+        dropped = re.search(r"TX packets.*dropped:(\d+)", part)
+        packets, octets, sent = (
+            int(found.get(key, 0)) for key in ("RX packets", "RX bytes", "TX packets")
         )
+        counters[name] = PortCounters(packets, octets, sent, int(dropped[1]) if dropped else 0)
     return counters
 
 
