@@ -54,9 +54,7 @@ def chosen(
     if sender or responder:
         return _named(sender, responder, nic)
     if nic:
-        raise BadInputError(
-            "--nic is for the hosts that --sender and --responder name", where="--nic"
-        )
+        raise BadInputError("it is for the hosts that --sender and --responder name", where="--nic")
     return None if resume is None else _remembered(resume)
 
 

@@ -40,9 +40,8 @@ def compare(
     metric: Annotated[
         list[str] | None,
         Option(
-            help="Such as rtt, rtt_p99, overhead, loss, throughput, pdr, goodput, connect, "
-            "loaded_rtt, cpu[:HOST[:MODE]], or all; may be repeated. A wrong name lists those "
-            "there are.",
+            help="Such as rtt, rtt_p99, loss, throughput, pdr, goodput, cpu[:HOST[:MODE]], or "
+            "all; may be repeated. A wrong name lists them.",
             show_default="rtt",
         ),
     ] = None,

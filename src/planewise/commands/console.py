@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from planewise.errors import NewerVersionWarning
+from planewise.errors import NewerVersionWarning, first_fault
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +46,8 @@ def err() -> Console:
     """A console on stderr for progress and logs."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    soft = not sys.stderr.isatty()
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=soft)
 
 
 def print_error(error: PlanewiseError) -> None:
@@ -166,6 +168,7 @@ if hasattr(TyperOption, "display_type"):  # newer typer prints `FILE <list[Path]
 
     TyperOption.display_type = _plain_type  # type: ignore[assignment, method-assign]
     TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
+    typer._coercion.get_error_msg = lambda error: first_fault(error)[1]
 
 
 class Commands(TyperGroup):

@@ -47,9 +47,7 @@ def run(
             "--live", help="Show guests' rates and CPU use each second, here and on a local page."
         ),
     ] = False,
-    live_port: Annotated[
-        int, Option(help="Port of that page on the loopback interface (0: any free one).")
-    ] = 0,
+    live_port: Annotated[int, Option(help="--live with this port (0: any).", min=0, max=65535)] = 0,
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -71,7 +69,7 @@ def run(
         )
     if blocks is not None and (resume is None or blocks < 1):
         raise BadInputError(
-            "--blocks adds one block or more to a finished run",
+            "it adds one block or more to a finished run",
             where="--blocks",
             remedy="planewise run --resume RUN --blocks 4",
         )
@@ -96,7 +94,7 @@ def run(
     other_hosts = targets.chosen(sender, responder, nic, lab, resume)
     # Before a user namespace is entered: the page must be reachable from outside.
     listening = None
-    if live and not dry_run:
+    if (live or live_port) and not dry_run:
         from planewise.live.server import listen
 
         listening = listen(live_port)

@@ -41,8 +41,8 @@ def _next_steps(run: RunSummary) -> list[tuple[str, str]]:
         steps.append((f"planewise run --resume {path}", "continue where it stopped"))
     if run.has_trials:
         steps += [
-            ("planewise advise", "rank the planes for a workload, with this run as evidence"),
-            (f"planewise compare {path}", "which differences between planes are real"),
+            ("planewise advise", "which plane to use, and why"),
+            (f"planewise compare {path}", "which differences are real"),
             (f"planewise report {path}", "write its report again"),
         ]
     steps.append(("planewise quick", "measure again"))

@@ -120,7 +120,7 @@ def parse_loads(text: str) -> tuple[float, ...]:
             )
         rates.append(rate)
     if len(set(rates)) < 2:
-        raise BadInputError("a curve needs at least two loads", where="--loads")
+        raise BadInputError("a curve needs two loads", where="--loads", remedy="write 100k,200k")
     return tuple(sorted(set(rates)))
 
 

@@ -115,7 +115,7 @@ def as_readings(judged: Judged) -> list[Readings]:
         lost = np.clip(1 - trials.received / trials.sent, 0, 1)
         at = f"{trials.curve} at {load_text(float(trials.offered_pps[0]))}".strip()
         found.add("loss", "share", "run", lost.tolist(), at)
-    return found.finish("its loads end before PDR does, so there is no number to compare")
+    return found.finish("its loads bound no PDR from above, so there is no number to compare")
 
 
 def judge_example(name: str, rule: Rule, plr: float) -> Judged:

@@ -83,7 +83,7 @@ def trends(paths: Sequence[Path], metrics: Sequence[str] = ()) -> list[Trend]:
     readers = sorted((RunReader(path) for path in paths), key=lambda reader: reader.info.started)
     if len(readers) <= LEAST:
         raise BadInputError(
-            f"{len(readers)} runs are too few to tell a change from noise",
+            f"too few runs to tell a change from noise: {len(readers)}",
             where="planewise trend",
             remedy=f"give {LEAST + 1} or more runs of one design",
         )

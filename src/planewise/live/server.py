@@ -20,7 +20,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import PlanewiseError
 from planewise.live.state import LiveState, Snapshot
 
 ADDRESS = "127.0.0.1"
@@ -32,13 +32,8 @@ def listen(port: int = 0) -> socket.socket:
     """A listening socket on the loopback interface; 0 takes a free port.
 
     Raises:
-        BadInputError: no port has that number.
         PlanewiseError: the port is taken, or is not this user's to take.
     """
-    if not 0 <= port <= 65535:
-        raise BadInputError(
-            f"no port has the number {port}", where="--live-port", remedy="0 takes a free one"
-        )
     try:
         return socket.create_server((ADDRESS, port))
     except OSError as error:

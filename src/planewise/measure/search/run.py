@@ -73,7 +73,7 @@ def run_search(
     if not unique:
         raise BadInputError("a search needs a goal", remedy="add --goal ndr or --goal pdr:0.005")
     if not budget_s > 0:
-        raise BadInputError(f"a search cannot work with a budget of {budget_s} s")
+        raise BadInputError(f"a search needs time, not {budget_s:g} s", where="--budget")
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
     session = SearchSession(measurer, budget_s, on_trial)
     results, stopped = chosen.search(session, unique)
