@@ -73,7 +73,7 @@ def made() -> set[str]:
         (("--tx", "a"), "--tx, --rx and --dst go together"),
         (("--router", "--ip", "5"), "'5' is not one of '4', '6'"),
         (("--router", "--loads", "10k,fast"), "`fast` is not a rate"),
-        (("--router", "--loads", "10k"), "at least two loads"),
+        (("--router", "--loads", "10k"), "a curve needs two loads"),
         (("--router", "--duration", "0"), "--duration: 0 is out of range"),
         (("--router", "--runs", "0"), "--runs: 0 is out of range"),
         (("--router", "--size", "20"), "frame of 20 bytes is not possible"),
