@@ -284,6 +284,7 @@ def test_bad_evidence_is_one_sentence(tmp_path: Path) -> None:
     for words, said in (
         ([], "no run to check"),
         (["--recordings", str(tmp_path)], "no recorded experiments"),
+        (["--tables", str(tmp_path)], "no published table"),
         ([str(tmp_path / "none")], "run"),
     ):
         with pytest.raises(BadInputError, match=said):

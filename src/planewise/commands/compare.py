@@ -112,8 +112,7 @@ def _print(analysis: Analysis, *, kendall: bool, wide: bool) -> None:
     lines = [*_run_sentences(analysis), *analysis.notes]
     if lines:
         out.print()
-        for line in lines:
-            out.print(f"  - {line}")
+        console.print_items(out, lines)
 
 
 def _run_sentences(analysis: Analysis) -> list[str]:
@@ -178,8 +177,7 @@ def _print_family(
         by_stratum("Kendall's tau-b", tau)
     if family.notes:
         out.print()
-    for note in family.notes:
-        out.print(f"  - {note}")
+    console.print_items(out, family.notes)
     out.print()
     if ranking is not None:
         out.print(ranking.sentence)

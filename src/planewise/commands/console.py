@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,14 @@ def err() -> Console:
 
     soft = not sys.stderr.isatty()
     return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=soft)
+
+
+def print_items(console: Console, sentences: Iterable[str]) -> None:
+    """Prints sentences as a list; on a terminal further lines stand below the first."""
+    width = console.width if console.is_terminal else sys.maxsize
+    look = textwrap.TextWrapper(width, "  - ", "    ", break_on_hyphens=False)
+    for sentence in sentences:
+        console.print(look.fill(sentence))
 
 
 def print_error(error: PlanewiseError) -> None:

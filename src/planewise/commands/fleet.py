@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from planewise.commands import console
-from planewise.commands.console import Verbosity
+from planewise.commands.console import Verbosity, print_items
 from planewise.commands.options import JsonOption, MarginOption
 from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError, PlanewiseError, first_fault
@@ -303,6 +303,5 @@ def _print(findings: Findings) -> None:
     for outlier in findings.outliers:
         out.print()
         out.print(outlier.node, style="bold")
-        for sentence in page.sentences(outlier):
-            out.print(f"  - {sentence}")
+        print_items(out, page.sentences(outlier))
     out.print()

@@ -46,7 +46,7 @@ def publications(
     from planewise.publications import page
     from planewise.publications.answers import answers, best, evidence_of, load, merged, save
     from planewise.publications.claims import publications as all_publications
-    from planewise.publications.evidence import Evidence, PublishedTables, Recordings, read_run
+    from planewise.publications.evidence import Evidence, Recordings, published_tables, read_run
 
     if plan:
         _print_plan(all_publications())
@@ -58,7 +58,7 @@ def publications(
             remedy="name run directories, --tables or --recordings",
         )
     loaded = tuple(read_run(path) for path in runs or ())
-    published = PublishedTables(tables) if tables is not None else None
+    published = published_tables(tables) if tables is not None else None
     recorded = Recordings(recordings) if recordings is not None else None
     evidence: list[Evidence] = [*loaded]
     evidence += [one for one in (published, recorded) if one is not None]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planewise.commands.console import out, print_json, print_rows
+from planewise.commands.console import out, print_items, print_json, print_rows
 from planewise.units import RATES, TIMES, three_digits, unit_of
 
 if TYPE_CHECKING:
@@ -113,12 +113,10 @@ def print_recommendation(advice: Recommendation, *, wide: bool = False) -> None:
         if wide or metric in _FIRST or not set(_FIRST) & metrics.keys():
             _print_ranking(metric, [place for place in advice.ranking if place.metric == metric])
     if not advice.ranking:  # else the rankings have it
-        for text in advice.reasons:
-            console.print(f"  - {text}")
+        print_items(console, advice.reasons)
     console.print(advice.headline, style="bold")
     shown = advice.reservations if wide else advice.reservations[:_RESERVATIONS]
-    for text in shown:
-        console.print(f"  - {text}")
+    print_items(console, shown)
     if more := len(advice.reservations) - len(shown):
         console.print(f"  {more} more {'is' if more == 1 else 'are'} in the report.")
     console.print()

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from planewise import targets
-from planewise.commands.console import Verbosity, print_json, print_rows
+from planewise.commands.console import Verbosity, print_items, print_json, print_rows
 from planewise.commands.console import out as stdout
 from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
 from planewise.commands.progress import ProgressLine
@@ -205,8 +205,7 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
         f"{result.total_seconds_s:.0f} s with pauses ({_STOPPED[result.stopped]}); "
         f"the loads are those of trials of {result.final_duration_s:g} s"
     )
-    for finding in result.findings:
-        console.print(f"  - {finding.message}")
+    print_items(console, (finding.message for finding in result.findings))
 
 
 _STOPPED = {

@@ -8,7 +8,7 @@ import typer
 from typer import Option
 
 from planewise import targets
-from planewise.commands.console import Verbosity, print_json, print_rows
+from planewise.commands.console import Verbosity, print_items, print_json, print_rows
 from planewise.commands.console import out as stdout
 from planewise.commands.judge import pdr_text
 from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
@@ -145,7 +145,4 @@ def _print(swept: SweepResult, host: Fingerprint) -> None:
     pdr = pdr_text(verdict.pdr, verdict.no_pdr, rate_text)
     console.print(f"PDR at {percent_text(verdict.plr)} loss: {pdr}")
     console.print(f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})")
-    for warning in verdict.warnings:
-        console.print(f"  - {warning.text}")
-    for sentence in host.warnings:
-        console.print(f"  - {sentence}")
+    print_items(console, [*(warning.text for warning in verdict.warnings), *host.warnings])

@@ -100,7 +100,7 @@ def load(folder: Path) -> list[Answer]:
         return []
     except (OSError, ValueError, TypeError) as error:
         raise BadInputError(
-            f"the kept answers cannot be read: {error}",
+            f"the kept answers cannot be read: {getattr(error, 'strerror', None) or error}",
             where=str(file),
             remedy="restore the file, or delete it and name all runs",
         ) from error

@@ -175,8 +175,16 @@ def _boost(rtt: Observed, fast: str) -> Observed:
 _PLANES = {"sriov": "vf", "vhost": "vhost-user", "virtio": "virtio-bridge"}
 LINE_BPS = 40e9
 """Of the NIC in publication N."""
+_NAME_TABLES = "name the folder with throughput.csv and netperf_tcp.csv"
 _GAP_BYTES = 20
 """Preamble and inter-frame gap of Ethernet."""
+
+
+def published_tables(folder: Path) -> PublishedTables:
+    """The tables in a folder; BadInputError: it has none."""
+    if not any((folder / name).is_file() for name in ("throughput.csv", "netperf_tcp.csv")):
+        raise BadInputError("no published table is here", where=str(folder), remedy=_NAME_TABLES)
+    return PublishedTables(folder)
 
 
 @dataclass(frozen=True)
@@ -196,9 +204,9 @@ class PublishedTables:
             values = [one for row in rows for one in _cells(row, metric)]
         except (OSError, KeyError, ValueError) as error:
             raise BadInputError(
-                f"the published table cannot be read: {error}",
+                f"the published table cannot be read: {getattr(error, 'strerror', None) or error}",
                 where=str(self.folder / file),
-                remedy="name the folder with throughput.csv and netperf_tcp.csv",
+                remedy=_NAME_TABLES,
             ) from error
         if not values:
             raise BadInputError(f"no table has {metric}", where=str(self.folder))
