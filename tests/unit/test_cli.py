@@ -136,3 +136,21 @@ def test_a_table_leaves_out_columns_that_80_do_not_hold(
 
     assert "b" * 40 not in printed().splitlines()[0]
     assert "b" * 40 in printed(wide=True)
+
+
+def test_a_wrong_option_is_told_without_the_checkers_own_words() -> None:
+    said = invoked("sweep", "--plane", "bridge", "--ip", "5").stderr
+    assert "Invalid value for '--ip': '5' is not one of '4', '6'" in said
+
+
+def test_a_list_keeps_its_indent_on_a_terminal_and_its_lines_in_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sentence = "seven words that take more than thirty columns"
+    console.print_items(Console(width=30, force_terminal=True, no_color=True), [sentence])
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("  - seven")
+    assert others
+    assert all(line.startswith("    ") for line in others)
+    console.print_items(console.out(), [sentence])
+    assert capsys.readouterr().out == f"  - {sentence}\n"
