@@ -188,7 +188,7 @@ MOST_LINES = {
     "src": 56_000,  # goal: 41,800
     "crates/planewised": 20_100,  # goal: 14,000
     "crates/probe": 12_100,  # goal: 11,000
-    "crates/alloc": 8_400,  # goal: 6,500
+    "crates/alloc": 8_350,  # goal: 6,500
     "crates/sriov crates/linux": 6_550,  # goal: 5,300
     "crates/kube": 3_700,  # goal: 3,300
     "crates/error crates/cases crates/wheel": 510,  # goal: 450

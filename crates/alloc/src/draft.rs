@@ -2,7 +2,7 @@
 //! residency, moves an interval), then what the policy says. Guests go by their place in the snapshot.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 use crate::history::{Histories, History};
 use crate::matching::{Seating, Seeker};
@@ -67,10 +67,6 @@ pub struct Draft<'a> {
     free: Vec<Vec<&'a VfId>>,
     /// VFs that can change hands, by PF.
     seats: Vec<usize>,
-    /// By guest: the first place that its name has in the snapshot.
-    first: Vec<usize>,
-    /// By guest: its number in the histories.
-    slots: Vec<Option<usize>>,
     /// Places of guests that hold a VF or cannot be moved.
     noted: Vec<usize>,
     contenders: Vec<Contender<'a>>,
@@ -85,22 +81,6 @@ pub struct Draft<'a> {
     deferred: usize,
     /// The standing of the holder that ranks last.
     worst: Option<Standing>,
-}
-
-/// By place in the snapshot: the first place of the same name, and the guest's number in the histories.
-fn first_places(now: &Snapshot, histories: &Histories) -> (Vec<usize>, Vec<Option<usize>>) {
-    let mut of_slot = vec![usize::MAX; histories.slots()];
-    let mut of_name = BTreeMap::new();
-    let place_and_slot = |(place, guest): (usize, &'_ GuestView)| {
-        let slot = histories.slot(place, &guest.id);
-        let first = match slot {
-            Some(slot) => &mut of_slot[slot],
-            None => of_name.entry(guest.id.clone()).or_insert(place),
-        };
-        *first = place.min(*first);
-        (*first, slot)
-    };
-    now.guests.iter().enumerate().map(place_and_slot).unzip()
 }
 
 impl<'a> Draft<'a> {
@@ -118,14 +98,10 @@ impl<'a> Draft<'a> {
     fn new(now: &'a Snapshot, settings: &'a Settings, histories: &'a Histories) -> Self {
         let mut vfs: Vec<&VfView> = now.vfs.iter().collect();
         if !vfs.is_sorted_by(|a, b| a.id < b.id) {
-            // Of two views of a VF the last one counts.
-            vfs.reverse();
             vfs.sort_by(|a, b| a.id.cmp(&b.id));
-            vfs.dedup_by(|a, b| a.id == b.id);
         }
         let mut pfs: Vec<&PfId> = vfs.iter().map(|vf| &vf.id.pf).collect();
         pfs.dedup();
-        let (first, slots) = first_places(now, histories);
         let mut draft = Self {
             now,
             settings,
@@ -136,10 +112,8 @@ impl<'a> Draft<'a> {
             vfs,
             contenders: Vec::new(),
             target: Vec::new(),
-            holds: vec![None; first.len()],
-            reasons: std::iter::repeat_with(|| None).take(first.len()).collect(),
-            first,
-            slots,
+            holds: vec![None; now.guests.len()],
+            reasons: vec![None; now.guests.len()],
             noted: Vec::new(),
             plan: Plan::default(),
             deferred: 0,
@@ -151,7 +125,7 @@ impl<'a> Draft<'a> {
                 draft.noted.push(at);
             }
             if let Some(held) = &guest.holds {
-                draft.holds[draft.first[at]].get_or_insert(held);
+                draft.holds[at] = Some(held);
                 if let Some(vf) = draft.vf(held) {
                     claims[vf] += 1;
                 }
@@ -170,9 +144,7 @@ impl<'a> Draft<'a> {
             free.sort_by_key(|vf| Reverse(histories.refusals(vf)));
         }
         for &at in &draft.noted {
-            if let Some(reason) = draft.immovable(&now.guests[at], &claims) {
-                draft.reasons[draft.first[at]].get_or_insert(reason);
-            }
+            draft.reasons[at] = draft.immovable(&now.guests[at], &claims);
         }
         draft
     }
@@ -217,10 +189,9 @@ impl<'a> Draft<'a> {
 
     /// Takes VFs from guests that may not keep them, whatever the limit of moves.
     fn evacuate(&mut self) {
-        for at in std::mem::take(&mut self.noted) {
-            let guest = &self.now.guests[at];
+        for place in std::mem::take(&mut self.noted) {
+            let guest = &self.now.guests[place];
             let Some(held) = &guest.holds else { continue };
-            let place = self.first[at];
             if self.reasons[place].is_some() {
                 continue;
             }
@@ -246,14 +217,14 @@ impl<'a> Draft<'a> {
         let residency_ms = (self.settings.min_residency_s * 1e3) as u64;
         self.contenders.reserve(self.now.guests.len());
         for (place, view) in self.now.guests.iter().enumerate() {
-            if self.first[place] != place || self.reasons[place].is_some() {
+            if self.reasons[place].is_some() {
                 continue;
             }
             if view.wish.stance == Stance::Excluded {
                 self.reasons[place] = Some(Reason::Excluded);
                 continue;
             }
-            let history = self.slots[place].map_or(&BLANK, |slot| self.histories.in_slot(slot));
+            let history = self.histories.at(place, &view.id).unwrap_or(&BLANK);
             let waits_ms = history.retry_ms.saturating_sub(self.now.now_ms);
             if waits_ms > 0 && view.holds.is_none() {
                 let left_s = waits_ms.div_ceil(1000);
@@ -484,13 +455,12 @@ impl<'a> Draft<'a> {
                 self.reasons[place] = Some(self.reason(contender, self.holds[place].is_some()));
             }
         }
-        let guests = self.now.guests.iter().enumerate();
+        let guests = self.now.guests.iter().zip(self.holds).zip(self.reasons);
         let verdicts = guests
-            .filter(|(place, _)| self.first[*place] == *place)
-            .map(|(place, guest)| Verdict {
+            .map(|((guest, vf), reason)| Verdict {
                 guest: guest.id.clone(),
-                vf: self.holds[place].cloned(),
-                reason: self.reasons[place].clone().unwrap_or(Reason::NoSuitableVf),
+                vf: vf.cloned(),
+                reason: reason.unwrap_or(Reason::NoSuitableVf),
             })
             .collect();
         Decision { plan: self.plan, verdicts, deferred: self.deferred }

@@ -172,19 +172,9 @@ impl Histories {
 
     /// The guest's number here, until a guest is forgotten.
     #[inline]
-    pub(crate) fn slot(&self, place: usize, id: &GuestId) -> Option<usize> {
+    fn slot(&self, place: usize, id: &GuestId) -> Option<usize> {
         let hint = self.order.get(place).copied().filter(|&slot| self.names[slot] == *id);
         hint.or_else(|| self.slots.get(id).copied())
-    }
-
-    /// The history of the guest with this number.
-    pub(crate) fn in_slot(&self, slot: usize) -> &History {
-        &self.guests[slot]
-    }
-
-    /// How many guests are remembered.
-    pub(crate) const fn slots(&self) -> usize {
-        self.guests.len()
     }
 
     fn slot_or_new(&mut self, id: &GuestId, new: impl FnOnce() -> History) -> usize {

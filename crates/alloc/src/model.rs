@@ -255,9 +255,9 @@ pub struct VfView {
 pub struct Snapshot {
     /// The moment, on a clock that is never set back [ms].
     pub now_ms: u64,
-    /// All guests that are managed.
+    /// All guests that are managed, each once.
     pub guests: Vec<GuestView>,
-    /// All VFs of the pool, held or not.
+    /// All VFs of the pool, held or not, each once.
     pub vfs: Vec<VfView>,
 }
 

@@ -269,13 +269,10 @@ fn stays(
     state: &HostState,
 ) -> bool {
     let has_address = state.vfs.get(vf).is_some_and(|vf| vf.mac == guest.mac);
-    match open.filter(|open| open.guest == *id).map(|open| open.direction) {
-        Some(Direction::Take) => false,
-        // Attached and up: the rest is quickly done. With net_failover it must have the address too.
-        Some(Direction::Give) => guest.vf_up && (has_address || guest.join == Join::Bond),
-        // The NIC sends to the VF that has the address, up or not: one that is down cuts the guest off.
-        None => guest.vf_up && (has_address || guest.join == Join::Bond),
-    }
+    let taken = open.is_some_and(|open| open.guest == *id && open.direction == Direction::Take);
+    // Of a give that has come so far the rest is quickly done. With net_failover the VF must have the address,
+    // too; one that is down cuts the guest off, since the NIC sends to it all the same.
+    !taken && guest.vf_up && (has_address || guest.join == Join::Bond)
 }
 
 /// Finishes what `give` began, as far as it is not done.
