@@ -63,7 +63,8 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                         assert (figure.value > 0) is not name.endswith("_failed"), name
                 else:
                     assert record.counts is not None
-                    assert record.counts.received > 0.9 * record.counts.sent > 0
+                    told = f"{trial.name}: {record.counts}, {record.warnings}"
+                    assert record.counts.received > 0.9 * record.counts.sent > 0, told
                 if trial.name == "rtt":
                     parts = {"overhead", "response"} - set(named_plane(plane).not_measurable)
                     assert parts <= set(record.latency)
