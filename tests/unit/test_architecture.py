@@ -186,7 +186,7 @@ MOST_LINES = {
     "src/planewise/store": 4_200,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
     "src": 56_000,  # goal: 41,800
-    "crates/planewised": 20_100,  # goal: 14,000
+    "crates/planewised": 20_050,  # goal: 14,000
     "crates/probe": 12_100,  # goal: 11,000
     "crates/alloc": 8_350,  # goal: 6,500
     "crates/sriov crates/linux": 6_550,  # goal: 5,300

@@ -29,10 +29,7 @@ use crate::daemon::wishes::Wishes;
 
 use self::moves::Active;
 use self::observe::Reading;
-use self::recovery::Survey;
-
-/// The longest wait between two recoveries of what cannot be recovered is 2 to this power seconds.
-const LONGEST_BACKOFF: u32 = 6;
+use self::recovery::{Doubt, Subject, Survey};
 
 /// How long recovery waits at first for kinds of guests that have not answered yet [ms].
 const FIRST_LOOK_MS: u64 = 30_000;
@@ -60,27 +57,6 @@ struct Tracked {
     why: String,
 }
 
-/// A VF on which journal and host disagree.
-#[derive(Debug, Clone)]
-struct Doubt {
-    why: String,
-    /// Consecutive samples that showed it; counted twice where one is enough.
-    samples: u32,
-    /// Recoveries that did not resolve it.
-    tries: u32,
-    /// Earliest time of the next recovery [ms].
-    next_ms: u64,
-}
-
-/// A guest that is to be recovered.
-#[derive(Debug, Clone, Default)]
-struct Suspected {
-    /// Consecutive surveys that did not find it.
-    tries: u32,
-    /// Earliest time of the next survey [ms].
-    next_ms: u64,
-}
-
 /// The core.
 pub struct Core {
     config: Config,
@@ -94,18 +70,8 @@ pub struct Core {
     status: Status,
     ends: CoreEnds,
     dry_run: bool,
-    /// Journal and host have to be reconciled before anything is moved.
-    doubtful: bool,
-    /// Earliest time of the next attempt [ms].
-    doubtful_after_ms: u64,
-    /// Consecutive failed attempts.
-    doubtful_tries: u32,
-    /// VFs on which journal and host disagree.
-    doubts: BTreeMap<VfId, Doubt>,
-    /// VFs that count as doubtful with the next sample, whatever it shows.
-    suspects: BTreeMap<VfId, String>,
-    /// Guests to be recovered, with or without a VF.
-    suspected: BTreeMap<GuestId, Suspected>,
+    /// On what journal and host may disagree.
+    doubts: BTreeMap<Subject, Doubt>,
     /// Latest time of the next reading of the pool [ms].
     next_read_ms: u64,
     reading: Reading,
@@ -164,12 +130,7 @@ impl Core {
             status,
             ends,
             dry_run,
-            doubtful: true,
-            doubtful_after_ms: 0,
-            doubtful_tries: 0,
-            doubts: BTreeMap::new(),
-            suspects: BTreeMap::new(),
-            suspected: BTreeMap::new(),
+            doubts: [(Subject::Host, Doubt::default())].into(),
             next_read_ms: 0,
             reading: Reading::default(),
             reserved: BTreeMap::new(),
@@ -203,11 +164,9 @@ impl Core {
     /// Do journal and host agree, and is nothing under way?
     pub fn is_settled(&self) -> bool {
         let exists = |vf: &VfId| self.view.vfs.contains_key(vf);
-        !self.doubtful
-            && self.doubts.is_empty()
+        self.doubts.is_empty()
             && self.is_idle()
             && self.survey.is_none()
-            && self.suspected.is_empty()
             && self.journal.ledger().vfs().all(exists)
     }
 
@@ -238,13 +197,13 @@ impl Core {
             self.decide_now = false;
             self.next_decision_ms = now_ms + (self.allocator.settings().interval_s * 1e3) as u64;
             let decision = self.decide();
-            if !self.dry_run && !self.doubtful {
+            if !self.dry_run && !self.is_doubtful() {
                 self.queue.extend(decision.plan.moves);
             }
         }
         self.begin_queued();
         self.take_reports();
-        if !self.dry_run && !self.doubtful {
+        if !self.dry_run && !self.is_doubtful() {
             self.release_leaving();
             self.compact_journal();
         }
@@ -297,19 +256,7 @@ impl Core {
     /// Stops all moves until journal and host are reconciled: the journal cannot be written.
     fn journal_failed(&mut self, error: &Error) {
         self.report_once(error);
-        self.doubtful = true;
         self.queue.clear();
-        self.postpone_recovery();
+        self.doubts.entry(Subject::Host).or_default().postpone(self.now_ms);
     }
-
-    /// Pauses after a failed attempt to reconcile journal and host.
-    fn postpone_recovery(&mut self) {
-        self.doubtful_after_ms = self.now_ms + backoff_ms(self.doubtful_tries);
-        self.doubtful_tries = self.doubtful_tries.saturating_add(1);
-    }
-}
-
-/// Pause after this many failures in a row [ms].
-const fn backoff_ms(tries: u32) -> u64 {
-    1000 << if tries < LONGEST_BACKOFF { tries } else { LONGEST_BACKOFF }
 }

@@ -103,7 +103,7 @@ impl Core {
         let mut waiting = VecDeque::new();
         let (mut vfs, mut guests) = (BTreeSet::new(), BTreeSet::new());
         for change in std::mem::take(&mut self.queue) {
-            if (self.stop)() || self.doubtful {
+            if (self.stop)() || self.is_doubtful() {
                 continue;
             }
             let waits = vfs.contains(&change.vf)
@@ -253,7 +253,7 @@ impl Core {
             }
         }
         self.touch(step.vf());
-        if self.doubtful {
+        if self.is_doubtful() {
             // The journal cannot be written: a recovery surveys the result later.
             self.active.remove(&number);
             return;

@@ -12,7 +12,7 @@ use pw_alloc::plan::Move;
 use pw_alloc::signal::Tracker;
 use pw_error::{Error, Result};
 
-use super::{Core, Doubt, Suspected, Tracked};
+use super::{Core, Doubt, Subject, Tracked};
 use crate::daemon::guests::{Managed, Network};
 use crate::daemon::pool::{Addresses, PoolView};
 use crate::daemon::request::Event;
@@ -93,8 +93,8 @@ impl Core {
             if self.host.kinds[guest.kind].needs_filters()
                 && self.held_by(id).is_none()
                 && !self.is_guest_under_way(id)
-                && !self.doubtful
-                && !self.suspected.contains_key(id)
+                && !self.is_doubtful()
+                && !self.doubts.contains_key(&Subject::Guest(id.clone()))
             {
                 addresses.resting.insert(managed.mac, managed.wish.pfs.clone());
             } else {
@@ -236,32 +236,31 @@ impl Core {
                 }
             }
         }
-        let mut doubts = doubt(self.journal.ledger(), &observation);
-        let suspects = std::mem::take(&mut self.suspects);
-        for (vf, why) in suspects.iter().filter(|(vf, _)| observation.vfs.contains_key(*vf)) {
-            doubts.entry(vf.clone()).or_insert_with(|| why.clone());
-        }
-        self.doubts.retain(|vf, _| doubts.contains_key(vf));
-        for (vf, why) in doubts {
-            let certain = suspects.contains_key(&vf)
-                || observation.vfs.get(&vf).is_some_and(|vf| vf.user.is_nobody());
+        let found = doubt(self.journal.ledger(), &observation);
+        let (vfs, dry_run) = (&self.view.vfs, self.dry_run);
+        self.doubts.retain(|subject, doubt| match subject {
+            Subject::Vf(vf) => {
+                let waits = doubt.due_ms == Some(0) && vfs.contains_key(vf) && !dry_run;
+                waits || found.contains_key(vf)
+            }
+            Subject::Guest(_) | Subject::Host => true,
+        });
+        for (vf, why) in found {
             // Guests' devices may be reported later than changes of their VFs: a single sample counts from
             // the kernel alone.
-            let samples = if certain { 2 } else { 1 };
-            let doubt = self.doubts.entry(vf).or_insert(Doubt {
-                why,
-                samples: 0,
-                tries: 0,
-                next_ms: self.now_ms,
-            });
-            doubt.samples = doubt.samples.saturating_add(samples);
+            let certain = vfs.get(&vf).is_some_and(|vf| vf.user.is_nobody());
+            let now_ms = Some(self.now_ms);
+            self.doubts
+                .entry(Subject::Vf(vf))
+                .and_modify(|doubt| doubt.due_ms = doubt.due_ms.or(now_ms))
+                .or_insert(Doubt { why, tries: 0, due_ms: now_ms.filter(|_| certain) });
         }
         self.unmark_absent_guests(observation.complete);
     }
 
     /// Removes the marks of guests that are gone, so that no later guest of the name inherits them.
     fn unmark_absent_guests(&mut self, complete: bool) {
-        if !complete || self.doubtful || self.dry_run {
+        if !complete || self.is_doubtful() || self.dry_run {
             return;
         }
         let ledger = self.journal.ledger();
@@ -359,9 +358,9 @@ impl Core {
                     };
                     self.guests.insert(id.clone(), tracked);
                     self.record_restart(&id);
-                    if !self.doubtful {
+                    if !self.is_doubtful() {
                         // It was absent, or unknown, when everything was recovered.
-                        self.suspected.insert(id.clone(), Suspected::default());
+                        self.doubts.insert(Subject::Guest(id.clone()), Doubt::default());
                     }
                     // Failures of another guest of that name do not count for this one.
                     self.allocator.retry(Some(&id));
@@ -387,11 +386,13 @@ impl Core {
     pub(super) fn suspect(&mut self, id: &GuestId, what: &str) {
         let ledger = self.journal.ledger();
         let held = ledger.holders.iter().filter(|(_, holder)| *holder == id);
-        let suspects: Vec<_> =
-            held.map(|(vf, _)| (vf.clone(), format!("{id}, who held {vf}, {what}"))).collect();
+        let suspects: Vec<_> = held
+            .map(|(vf, _)| (Subject::Vf(vf.clone()), format!("{id}, who held {vf}, {what}")))
+            .map(|(vf, why)| (vf, Doubt { why, ..Doubt::default() }))
+            .collect();
         self.decide_now |= !suspects.is_empty();
-        self.suspects.extend(suspects);
-        self.suspected.insert(id.clone(), Suspected::default());
+        self.doubts.extend(suspects);
+        self.doubts.insert(Subject::Guest(id.clone()), Doubt::default());
     }
 
     /// Discards all observations of a guest that was restarted between two samples.
@@ -473,7 +474,7 @@ impl Core {
 
     /// Why a VF can be neither given nor taken; none where it can.
     pub(super) fn unavailable_reason(&self, id: &VfId) -> Option<String> {
-        if let Some(doubt) = self.doubts.get(id) {
+        if let Some(doubt) = self.doubts.get(&Subject::Vf(id.clone())) {
             return Some(doubt.why.clone());
         }
         // A move may have waited while its PF went away.

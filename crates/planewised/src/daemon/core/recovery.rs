@@ -2,92 +2,110 @@
 //! survey of the host may take long; repairs are made in parts, so that a guest that does not answer
 //! delays no other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use pw_alloc::evidence::User;
 use pw_alloc::execute::Operation;
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::recover::{Recovery, recover};
 use pw_alloc::world::{HostState, VfPlace, VfPlacement};
-use pw_error::{Error, Result};
+use pw_error::Result;
 
 use super::moves::{Active, log_holders};
-use super::{Core, FIRST_LOOK_MS, Suspected, backoff_ms};
+use super::{Core, FIRST_LOOK_MS};
 use crate::daemon::guests::Guests;
 use crate::daemon::tasks::{Task, Work};
 
-/// VFs and guests, with the surveys that did not find them before; none: all.
-type Scope = Option<(BTreeSet<VfId>, BTreeMap<GuestId, u32>)>;
+/// The longest wait between two surveys of what cannot be recovered is 2 to this power seconds.
+const LONGEST_BACKOFF: u32 = 6;
+
+/// On what journal and host may disagree.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    /// All of it: nothing is moved.
+    Host,
+    /// A guest, with or without a VF.
+    Guest(GuestId),
+    Vf(VfId),
+}
+
+/// A doubt about it, until a survey has resolved it.
+#[derive(Debug, Clone)]
+pub(super) struct Doubt {
+    pub why: String,
+    /// Surveys since it arose.
+    pub tries: u32,
+    /// Earliest time of the next one [ms]; 0: at once, whatever samples show; none: another sample is to
+    /// confirm the doubt.
+    pub due_ms: Option<u64>,
+}
+
+impl Default for Doubt {
+    fn default() -> Self {
+        Self { why: String::new(), tries: 0, due_ms: Some(0) }
+    }
+}
+
+impl Doubt {
+    /// Pauses, longer after each survey.
+    pub fn postpone(&mut self, now_ms: u64) {
+        self.due_ms = Some(now_ms + (1000 << self.tries.min(LONGEST_BACKOFF)));
+        self.tries = self.tries.saturating_add(1);
+    }
+}
 
 /// Number of the survey's task; operations count up from 0.
 const SURVEY: u64 = u64::MAX;
 
 /// A survey of the host.
 pub(super) struct Survey {
-    scope: Scope,
+    scope: BTreeSet<Subject>,
     /// The reading of the pool that it waits for, by number; none: it has asked the guests.
     awaits: Option<u64>,
 }
 
 impl Core {
-    /// Begins a survey where journal and host may disagree, if one is due.
+    /// Are journal and host to be reconciled before anything is moved?
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubts.contains_key(&Subject::Host)
+    }
+
+    /// Begins a survey where journal and host may disagree, if one is due: a reading of the pool, then of the
+    /// guests.
     pub(super) fn recover_what_is_due(&mut self) {
-        if self.survey.is_some() {
+        let scope: BTreeSet<Subject> =
+            self.doubts.keys().filter(|subject| self.is_due(subject)).cloned().collect();
+        if self.survey.is_some() || scope.is_empty() {
             return;
         }
-        if self.doubtful {
-            // Kinds that answer later would be recovered twice.
-            let pending =
-                self.now_ms < FIRST_LOOK_MS && self.host.kinds.iter().any(|kind| kind.is_pending());
-            let idle = self.active.values().all(Active::is_overdue);
-            if self.now_ms >= self.doubtful_after_ms && idle && !pending {
-                self.suspected.clear();
-                self.begin_survey(None);
-            }
-            return;
+        if scope.contains(&Subject::Host) {
+            self.doubts.retain(|subject, _| *subject == Subject::Host);
         }
-        let due: BTreeSet<VfId> = self
-            .doubts
-            .iter()
-            .filter(|(_, doubt)| doubt.next_ms <= self.now_ms && doubt.samples > 1)
-            .filter(|(vf, _)| !self.is_vf_under_way(vf))
-            .map(|(vf, _)| vf.clone())
-            .collect();
-        let guests: BTreeMap<GuestId, u32> = self
-            .suspected
-            .iter()
-            .filter(|(id, guest)| guest.next_ms <= self.now_ms && !self.is_guest_under_way(id))
-            .map(|(id, guest)| (id.clone(), guest.tries))
-            .collect();
-        if due.is_empty() && guests.is_empty() {
-            return;
-        }
-        self.suspected.retain(|guest, _| !guests.contains_key(guest));
-        for vf in &due {
-            if let Some(doubt) = self.doubts.get_mut(vf) {
+        for (_, doubt) in self.doubts.iter_mut().filter(|(subject, _)| scope.contains(subject)) {
+            if !doubt.why.is_empty() {
                 tracing::warn!("{}", doubt.why);
-                doubt.next_ms = self.now_ms + backoff_ms(doubt.tries);
-                doubt.tries += 1;
             }
+            doubt.postpone(self.now_ms);
         }
-        self.begin_survey(Some((due, guests)));
-    }
-
-    /// Schedules another survey after one failed.
-    fn survey_failed(&mut self, error: &Error, scope: Scope) {
-        self.report_once(error);
-        for (guest, tries) in scope.into_iter().flat_map(|(_, guests)| guests) {
-            self.suspected.entry(guest).or_insert(Suspected { tries, next_ms: 0 });
-        }
-        self.postpone_recovery();
-    }
-
-    /// Begins a survey: a reading of the pool, then of the guests.
-    fn begin_survey(&mut self, scope: Scope) {
-        let awaits = Some(self.reading.begun + 1);
-        self.survey = Some(Survey { scope, awaits });
+        self.survey = Some(Survey { scope, awaits: Some(self.reading.begun + 1) });
         self.begin_reading();
         self.take_reports();
+    }
+
+    fn is_due(&self, subject: &Subject) -> bool {
+        let due_ms = self.doubts.get(subject).and_then(|doubt| doubt.due_ms);
+        due_ms.is_some_and(|due_ms| due_ms <= self.now_ms)
+            && match subject {
+                // Kinds that answer later would be recovered twice.
+                Subject::Host => {
+                    let mut kinds = self.host.kinds.iter();
+                    let pending =
+                        self.now_ms < FIRST_LOOK_MS && kinds.any(|kind| kind.is_pending());
+                    !pending && self.active.values().all(Active::is_overdue)
+                }
+                Subject::Guest(guest) => !self.is_doubtful() && !self.is_guest_under_way(guest),
+                Subject::Vf(vf) => !self.is_doubtful() && !self.is_vf_under_way(vf),
+            }
     }
 
     /// A reading has ended: a survey that waits for one goes on.
@@ -100,8 +118,9 @@ impl Core {
             Some(_) => survey.awaits = None,
         }
         if let Err(error) = result {
-            let scope = self.survey.take().and_then(|survey| survey.scope);
-            return self.survey_failed(&error, scope);
+            // What is doubted stays so, and is due again.
+            self.survey = None;
+            return self.report_once(&error);
         }
         let find = |kind: &mut Box<dyn Guests>| kind.find(&self.view);
         let searches = self.host.kinds.iter_mut().map(find).collect();
@@ -113,54 +132,56 @@ impl Core {
         let Some(Survey { scope, .. }) = self.survey.take() else { return };
         let state = match self.merge(found) {
             Ok(state) => state,
-            Err(error) => return self.survey_failed(&error, scope),
+            Err(error) => return self.report_once(&error),
         };
-        if scope.is_none() {
-            (self.doubtful, self.checkpoint_due) = (false, true);
+        let (mut vfs, mut guests) = (BTreeSet::new(), BTreeSet::new());
+        for subject in &scope {
+            match subject {
+                Subject::Vf(vf) => drop(vfs.insert(vf.clone())),
+                Subject::Guest(guest) => drop(guests.insert(guest.clone())),
+                Subject::Host => {}
+            }
         }
-        let names = scope.as_ref().map(|(vfs, guests)| (vfs, guests.keys().cloned().collect()));
-        let names = names.as_ref().map(|(vfs, guests)| (*vfs, guests));
+        let whole = scope.contains(&Subject::Host);
+        let host = if whole { self.doubts.remove(&Subject::Host) } else { None };
+        self.checkpoint_due |= whole;
+        let names = (!whole).then_some((&vfs, &guests));
         let parts = recover(self.journal.ledger(), &state, names);
-        let mut recovered: BTreeSet<GuestId> =
-            parts.iter().flat_map(|part| &part.guests).cloned().collect();
-        if scope.is_none() {
-            recovered.extend(self.guests.keys().cloned());
+        guests.extend(parts.iter().flat_map(|part| &part.guests).cloned());
+        if whole {
+            guests.extend(self.guests.keys().cloned());
         }
-        let tries = scope.map(|(_, guests)| guests).unwrap_or_default();
-        self.retry_unseen(recovered, &tries, &state);
+        for guest in guests {
+            self.surveyed(guest, &state);
+        }
         for part in parts {
             // A move that was begun meanwhile goes first; a doubt that it leaves is surveyed again.
             let busy = part.vfs.iter().any(|vf| self.is_vf_under_way(vf))
                 || part.guests.iter().any(|guest| self.is_guest_under_way(guest));
-            if busy || self.doubtful {
+            if busy || self.is_doubtful() {
                 let guests = part.guests.into_iter();
-                self.suspected.extend(guests.map(|guest| (guest, Suspected::default())));
+                self.doubts.extend(guests.map(|guest| (Subject::Guest(guest), Doubt::default())));
             } else {
                 self.begin_recovery(part, &state);
             }
         }
-        if !self.doubtful {
-            self.doubtful_tries = 0;
+        // The journal could not be written: the pauses go on growing.
+        if let (Some(again), Some(before)) = (self.doubts.get_mut(&Subject::Host), host) {
+            *again = before;
         }
         self.next_read_ms = 0;
     }
 
-    /// Schedules surveys, at growing intervals, of recovered guests that are managed and were not found: their
-    /// VFs may never become doubtful again.
-    fn retry_unseen(
-        &mut self,
-        recovered: BTreeSet<GuestId>,
-        tries: &BTreeMap<GuestId, u32>,
-        state: &HostState,
-    ) {
-        let unseen = recovered
-            .into_iter()
-            .filter(|guest| !state.guests.contains_key(guest) && self.guests.contains_key(guest));
-        for guest in unseen {
-            let tries = tries.get(&guest).copied().unwrap_or(0);
-            let next_ms = self.now_ms + backoff_ms(tries);
-            let again = Suspected { tries: tries.saturating_add(1), next_ms };
-            self.suspected.entry(guest).or_insert(again);
+    /// Ends the doubt about a guest, unless it is managed and was not found, or something happened to it since
+    /// the survey began: its VFs may never become doubtful again.
+    fn surveyed(&mut self, guest: GuestId, state: &HostState) {
+        let unseen = !state.guests.contains_key(&guest) && self.guests.contains_key(&guest);
+        let subject = Subject::Guest(guest);
+        let tries = self.doubts.get(&subject).map(|doubt| doubt.tries);
+        if unseen && tries.is_none_or(|tries| tries == 0) {
+            self.doubts.entry(subject).or_default().postpone(self.now_ms);
+        } else if !unseen && tries > Some(0) {
+            self.doubts.remove(&subject);
         }
     }
 

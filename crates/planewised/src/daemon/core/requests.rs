@@ -67,7 +67,7 @@ impl Core {
                 Ok(Answer::Done(format!("the policy is {}", policy.as_str())))
             }
             Request::Rebalance => {
-                if self.doubtful || self.dry_run {
+                if self.is_doubtful() || self.dry_run {
                     return Err(self.not_now());
                 }
                 self.allocator.retry(None);
