@@ -467,6 +467,7 @@ fn seeds_that_found_faults_once_find_none_any_more() {
         (700_112, 21_000),
         (3_100_245, 13_000),
         (730_009, 9_000),
+        (770_010, 32_000),
     ] {
         assert_eq!(run(steps, seed, |_| ()).0, steps);
     }

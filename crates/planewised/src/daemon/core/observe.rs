@@ -110,6 +110,11 @@ impl Core {
         let (unused_before, down_before) = (unused(&self.view), down(&self.view));
         let has_pfs = !self.view.pfs.is_empty();
         let sampled = has_pfs && self.host.pool.sample(&mut self.view).is_ok();
+        if has_pfs && !sampled {
+            // A PF went or came, and a reading may take its time: what the last one showed may be over.
+            let unread = User::Unknown("its PF has changed, and was not read since".to_owned());
+            self.view.vfs.values_mut().for_each(|vf| vf.user = unread.clone());
+        }
         // The users of VFs, the host's own use, and new PFs take a reading.
         if !sampled || self.now_ms >= self.next_read_ms || unused(&self.view) != unused_before {
             self.begin_reading();
