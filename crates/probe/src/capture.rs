@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
-use nix::sys::mman::MapFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket, sockopt};
 
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::filter::Filter;
-use crate::mapping::Mapping;
 use crate::netlink::{Netlink, must_be_up};
 use crate::netns::{IfSpec, run_in};
 use crate::sockets::{self, get_option, set_option};
@@ -49,7 +48,7 @@ pub struct RingStats {
 /// The slots of a ring, which kernel and process hand to one another.
 #[derive(Debug, Clone)]
 pub struct Slots {
-    memory: Arc<Mapping>,
+    memory: Arc<MmapRaw>,
     /// A power of two.
     count: usize,
 }
@@ -69,7 +68,7 @@ impl Slots {
     fn at(&self, slot: usize) -> *mut u8 {
         let offset = slot % self.count * SLOT_BYTES;
         // SAFETY: the mapping has `count` slots.
-        unsafe { self.memory.start().as_ptr().add(offset) }
+        unsafe { self.memory.as_mut_ptr().add(offset) }
     }
 
     fn status(&self, slot: usize) -> &AtomicU32 {
@@ -180,8 +179,11 @@ impl Ring {
             let what = format!("no memory for a capture ring of {} KiB on {label}", bytes >> 10);
             Error::failed(what, "give a smaller --ring-mib").caused_by(error)
         })?;
-        let memory = Mapping::of(&socket, bytes, MapFlags::MAP_POPULATE)
-            .map_err(|errno| failed("map the capture ring", errno.into()))?;
+        let memory = MmapOptions::new()
+            .len(bytes)
+            .populate()
+            .map_raw(&socket)
+            .map_err(|error| failed("map the capture ring", error))?;
         // Sockets for all protocols get outgoing packets, and incoming ones before the IP stack.
         bind_packet_socket(&socket, index, libc::ETH_P_ALL as u16)
             .map_err(|error| failed("capture", error))?;

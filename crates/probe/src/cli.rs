@@ -9,7 +9,7 @@ use crate::{agent, blast, burn, connect, cpu, network, ping, reflect, sink, tap,
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
-#[command(name = "pw-probe", version, about, propagate_version = true)]
+#[command(name = "pw-probe", version, propagate_version = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -13,7 +13,6 @@ mod cpu;
 mod filter;
 mod frame;
 mod histogram;
-mod mapping;
 mod netlink;
 mod network;
 mod output;

@@ -95,7 +95,7 @@ impl ProbeRoute {
                 format!("{target} is a broadcast address"),
                 "give the address of one host",
             ),
-            Errno::ECONNREFUSED => Error::failed(
+            Errno::ECONNREFUSED if self.target.port() > 0 => Error::failed(
                 format!("nothing reflects STAMP at {target}, UDP port {}", self.target.port()),
                 "start `pw-probe reflect` there, or name its port with --port",
             ),

@@ -9,16 +9,16 @@ mod raw;
 pub mod xdp;
 
 use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd};
 
 use aya::maps::Map;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
-use nix::sys::mman::MapFlags;
+use memmap2::{MmapOptions, MmapRaw};
 
 use crate::error::{Error, Result};
 use crate::histogram::{BUCKETS, LatencyRecorder};
-use crate::mapping::Mapping;
 
 /// The compiled bpf/trial.bpf.c.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/trial.bpf.o");
@@ -126,7 +126,7 @@ fn absent(name: &str) -> Error {
 /// concurrently: each access is volatile, and a value may be read torn.
 #[derive(Debug)]
 struct Mapped<T> {
-    mapping: Mapping,
+    mapping: MmapRaw,
     entries: usize,
     values: PhantomData<T>,
 }
@@ -140,8 +140,10 @@ impl<T: Copy> Mapped<T> {
         let failed =
             |what: &str| Error::failed(format!("cannot map the BPF array {name}: {what}"), "");
         // The kernel refuses a mapping that is longer than the array.
-        let mapping = Mapping::of(map.fd(), bytes, MapFlags::empty())
-            .map_err(|errno| failed(errno.desc()))?;
+        let mapping = MmapOptions::new()
+            .len(bytes)
+            .map_raw(map.fd().as_fd().as_raw_fd())
+            .map_err(|error| failed(&error.to_string()))?;
         Ok(Self { mapping, entries, values: PhantomData })
     }
 
@@ -149,7 +151,7 @@ impl<T: Copy> Mapped<T> {
     fn at(&self, index: usize) -> *mut T {
         assert!(index < self.entries, "array index {index} of {}", self.entries);
         // SAFETY: the mapping has `entries` values, and the index is below that.
-        unsafe { self.mapping.start().cast::<T>().as_ptr().add(index) }
+        unsafe { self.mapping.as_mut_ptr().cast::<T>().add(index) }
     }
 
     fn read(&self, index: usize) -> T {
