@@ -177,7 +177,7 @@ if hasattr(TyperOption, "display_type"):  # newer typer prints `FILE <list[Path]
 
     TyperOption.display_type = _plain_type  # type: ignore[assignment, method-assign]
     TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
-    typer._coercion.get_error_msg = lambda exc: first_fault(exc)[1]  # type: ignore[attr-defined]
+    vars(getattr(typer, "_coercion", typer)).update(get_error_msg=lambda exc: first_fault(exc)[1])
 
 
 class Commands(TyperGroup):

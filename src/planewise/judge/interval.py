@@ -36,6 +36,7 @@ _SUPPOSED = np.geomspace(0.1, 3, 30)
 _NEAR = 0.9
 """Share of the best throughput: loads that pass so much are near PDR or beyond."""
 _MOST_BATCHES = 12
+"""Into which the runs near PDR and beyond are divided."""
 
 
 @dataclass(frozen=True)
