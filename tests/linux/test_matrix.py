@@ -26,7 +26,7 @@ PAIRS = sorted({(cell.guest, cell.plane) for cell in CELLS if not cell.reason})
 REFUSED = [cell for cell in CELLS if cell.reason]
 RUN = {("container", plane) for plane in ("veth", "bridge", "macvlan", "docker-bridge")}
 """Those of the design that test_containers.py measures."""
-ALIKE = {("container", plane) for plane in ("routed", "vxlan", "slirp4netns")}
+ALIKE = {("container", plane) for plane in ("routed", "vxlan", "slirp4netns", "ovs-dpdk")}
 """They are attached as a namespace there, and as a container on veth, bridge and pasta."""
 PROGRAMS = {"docker": "dockerd", "ovs": "ovs-vswitchd"}
 
@@ -43,7 +43,7 @@ def test_what_the_table_says_to_work_here_is_measured(guest: str, plane: str) ->
     if guest == "vm":
         pytest.skip("virtual machines boot for a while: tests/vm measures them")
     for need in cell.needs:
-        if shutil.which(PROGRAMS[need]) is None:
+        if need in PROGRAMS and shutil.which(PROGRAMS[need]) is None:
             pytest.skip(f"this machine has no {PROGRAMS[need]}")
     if reason := unavailable_reason(guest, plane):
         pytest.skip(reason)

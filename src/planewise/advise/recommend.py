@@ -51,8 +51,7 @@ _NO_ADVICE = ("No plane", "There is no", "Only ")
 _FUNCTIONS: Mapping[str, str] = {
     "host": "programs on the host's own network share its addresses and ports, with no isolation",
     "macvlan": "the host cannot reach its own guests over macvlan",
-    "ipvlan": "all guests share the host's MAC address, and the host cannot reach its own guests "
-    "over ipvlan",
+    "ipvlan": "all guests share the host's MAC address, and the host cannot reach its own",
     "routed": "guests on routed share no Ethernet segment: no broadcasts, ARP or DHCP among them",
     "vf": "the number of VFs is limited, and the host's filters do not see a VF's packets",
     "vf-passthrough": "a guest with a VF passed through cannot migrate live, and the host's "
@@ -60,6 +59,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "macvtap-bridge": "the host cannot reach its own guests over macvtap",
     "macvtap-vf": "the number of VFs is limited, and the host cannot reach its own guests over "
     "macvtap",
+    "ovs-dpdk": "the switch polls a core of its own, also when idle",
     "vhost-user": "the switch polls a core of its own, also when idle, and guests need huge pages",
 }
 """What an operator must know of a plane that no measurement shows."""

@@ -27,6 +27,7 @@ PLANES: dict[str, tuple[str, str]] = {
     "netkit": ("#5f7d95", "#aac4d8"),
     "bridge": ("#c04d00", "#ff9d5c"),
     "ovs": ("#5b3a1e", "#c79a72"),
+    "ovs-dpdk": ("#7d5a3c", "#dcb894"),
     "macvlan": ("#00805e", "#2fd0a5"),
     "ipvlan": ("#b0578d", "#eea3cf"),
     "vxlan": ("#7a4fa3", "#c3a1e6"),

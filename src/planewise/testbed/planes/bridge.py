@@ -16,6 +16,7 @@ from planewise.testbed.plan import (
 from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link, veth_pair
 
 if TYPE_CHECKING:
+    from planewise.testbed.guests.kind import PlacedGuest
     from planewise.testbed.hosts.machine import MachineState
 
 
@@ -66,6 +67,9 @@ class BridgePlane(Plane):
             set_up(site.netns, port),
             *on_link(guest),
         )
+
+    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
+        self.switch.leave(state, self.host_interface(placed.guest))
 
     def static_neighbours(
         self, site: Site, guest: Guest, peer: Guest, within: bool

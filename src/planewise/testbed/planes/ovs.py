@@ -15,7 +15,7 @@ from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Site
 from planewise.testbed.plan import Step, run_program, set_up
 from planewise.testbed.planes.bridge import BridgePlane
-from planewise.testbed.planes.plane import Switch
+from planewise.testbed.planes.plane import Need, Switch
 from planewise.testbed.switches.openvswitch import OpenVswitch, appctl, vsctl
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class OpenVswitchBridge(Switch):
 
     def disable_offloads(self, state: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
         """See `Switch.disable_offloads`: in user space nothing fills in checksums."""
-        if state.datapaths[self.name] == "system":
+        if state.datapaths.get(self.name) == "system":
             return ()
         return (run_program(netns, ("ethtool", "-K", interface, "tx", "off")),)
 
@@ -131,13 +131,11 @@ class OvsPlane(BridgePlane):
     """What OpenStack and OVN-Kubernetes give a guest, without their flows."""
 
     name = "ovs"
-    guests = ("namespace", "container", "process")
-    functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}
     rank = 25
     switch = OpenVswitchBridge()
     learns_on_servers = False
     switch_is_program = True
-    needs = ("ovs",)
+    needs: ClassVar[tuple[Need, ...]] = ("ovs",)
     remedy = OVS_REMEDY
 
     def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
@@ -155,10 +153,6 @@ class OvsPlane(BridgePlane):
         for guest in (placed_guest.guest for placed_guest in placed):
             steps += self.switch.disable_offloads(state, guest.netns, guest.interface)
         return tuple(steps)
-
-    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
-        """Removes the guest's port from the switch."""
-        self.switch.leave(state, self.host_interface(placed.guest))
 
 
 def bridge_settings(site: Site) -> tuple[str, ...]:
