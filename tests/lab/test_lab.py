@@ -333,6 +333,7 @@ def hosts_in(where: Path) -> set[str | None]:
     return {seen.option("-name") for seen in qemus(where)}
 
 
+@pytest.mark.apart
 def test_a_dry_run_prints_two_command_lines_and_starts_nothing(
     state_directory: Path, planewise: Run
 ) -> None:
@@ -352,6 +353,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_after_a_kill_while_it_boots_clean_leaves_nothing(
     state_directory: Path, moment: str
@@ -373,6 +375,7 @@ def test_after_a_kill_while_it_boots_clean_leaves_nothing(
         assert len(swept[0].processes) >= 2
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_boot_that_is_interrupted_leaves_nothing(
     state_directory: Path, number: signal.Signals

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from planewise.testbed.hosts.host import find_probe
-from tests.linux.probe import Network, Running, cable, eventually, run
+from tests.linux.probe import Network, Running, cable, run
+from tests.running import alive, until
 
 pytestmark = pytest.mark.linux
 
@@ -67,13 +68,6 @@ def test_a_burn_ends_itself_and_uses_no_more_than_it_was_told(netns_pair: Networ
     assert output["interrupted"] is False
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -109,7 +103,7 @@ def test_a_probe_started_with_its_parent_dies_with_it(
         parent.kill()
         parent.wait()
     try:
-        eventually(lambda: not alive(child))
+        until(lambda: not alive(child))
     finally:
         if alive(child):
             os.kill(child, 9)
