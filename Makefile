@@ -11,9 +11,9 @@ setup:
 	@scripts/setup
 
 # Measurements and the lab's hosts mostly wait: what needs neither runs beside them, in the time that they leave.
-test: lab-setup
-	scripts/beside '$(LINUX) -m "not apart and not long" && $(LAB) -m "not apart and not long"' \
-	  'make lint crates && $(UNIT) && scripts/apart $(LINUX) tests/lab -m "apart and not long"'
+test: test-setup
+	scripts/beside '$(LINUX) -m "not apart and not long" && make lab-setup && $(LAB)' \
+	  'make lint crates && $(UNIT) && scripts/apart $(LINUX) -m apart'
 
 # Faults and designs at full length; `make test` runs shorter versions of them.
 test-long: lab-setup

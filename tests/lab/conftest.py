@@ -47,11 +47,6 @@ class Silence:
         pass
 
 
-def shell(host: LabHost, script: str, timeout_s: float = 240) -> str:
-    """What a script prints on a host; it must succeed."""
-    return host.run(["sh", "-ec", script], timeout_s=timeout_s).check().stdout
-
-
 @dataclass(frozen=True)
 class UpLab:
     """The lab that is up, and how long that took."""

@@ -21,11 +21,14 @@ from planewise.testbed.hosts import scratch
 from planewise.testbed.hosts.host import ProcessTimeoutError, find_probe
 from planewise.testbed.hosts.remote import LabHost, open_host
 from tests.command import PLANEWISE
-from tests.running import until
 
-from .conftest import Run, Silence, UpLab, shell
+from .conftest import Run, Silence, UpLab
 
 pytestmark = pytest.mark.timeout(400)
+
+
+def shell(host: LabHost, script: str, timeout_s: float = 60) -> str:
+    return host.run(["sh", "-ec", script], timeout_s=timeout_s).check().stdout
 
 
 def qemus(state_directory: Path) -> list[process.ProcessInfo]:
@@ -147,7 +150,10 @@ def test_pw_probe_is_copied_over_to_a_server_and_removed_again(
     probe = server.probe
     assert "pw-probe" in server.run([probe, "--version"]).check().stdout
     server.close()
-    until(lambda: hosts["a"].run(["test", "-e", probe]).exit_code, 10)
+    for _ in range(50):
+        if hosts["a"].run(["test", "-e", probe]).exit_code:
+            break
+        time.sleep(0.2)
     assert hosts["a"].run(["test", "-e", Path(probe).parent.as_posix()]).exit_code == 1
 
 
@@ -179,7 +185,11 @@ def test_a_host_forgets_what_a_killed_planewise_ran_there(
     victim.wait()
     assert scratch.leftovers(remove=True)  # `clean` finds the directory of its connection
     left = f"pgrep -fx 'sleep 7777' || [ -e {probe} ] || echo none"
-    until(lambda: shell(hosts["a"], left).strip() == "none", 10)
+    for _ in range(50):
+        if shell(hosts["a"], left).strip() == "none":
+            return
+        time.sleep(0.2)
+    pytest.fail("a process or file of the killed planewise is still there")
 
 
 def test_a_server_is_reached_as_ssh_would_with_config_and_known_hosts(
@@ -229,7 +239,11 @@ def test_a_command_ends_with_the_planewise_that_ran_it(
     victim.kill()
     victim.wait()
     assert scratch.leftovers(remove=True)
-    until(lambda: shell(hosts["a"], "pgrep -fx 'sleep 8888' || :") == "", 10)
+    for _ in range(50):
+        if shell(hosts["a"], "pgrep -fx 'sleep 8888' || echo none").strip() == "none":
+            return
+        time.sleep(0.2)
+    pytest.fail("the command still runs")
 
 
 def test_run_passes_output_input_and_the_exit_code(up: UpLab, planewise: Run) -> None:
@@ -289,9 +303,12 @@ def test_a_host_that_hangs_and_one_that_panics_are_found_and_said(
     finally:
         os.kill(b.pid, signal.SIGCONT)
     planewise("lab", "run", "--name", "t", "--host", "b", "--", "sh", "-c", PANIC)
-    until(lambda: (now := lab.status("t")) and now.state == "dead", 20)
-    found = lab.status("t")
-    assert found is not None
+    for _ in range(100):
+        found = lab.status("t")
+        assert found is not None
+        if found.state == "dead":
+            break
+        time.sleep(0.2)
     assert found.hosts[1].finding.reason.startswith("kernel panic: sysrq triggered crash")
     done = planewise("lab", "run", "--name", "t", "--host", "a", "--", "true")
     assert done.returncode == 1
@@ -316,7 +333,6 @@ def hosts_in(where: Path) -> set[str | None]:
     return {seen.option("-name") for seen in qemus(where)}
 
 
-@pytest.mark.apart
 def test_a_dry_run_prints_two_command_lines_and_starts_nothing(
     state_directory: Path, planewise: Run
 ) -> None:
@@ -336,7 +352,6 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
-@pytest.mark.apart
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_after_a_kill_while_it_boots_clean_leaves_nothing(
     state_directory: Path, moment: str
@@ -344,7 +359,10 @@ def test_after_a_kill_while_it_boots_clean_leaves_nothing(
     where = state_directory / "lab-killed"
     argv = ["lab", "up", "--name", "killed", "--memory", "512"]
     victim = subprocess.Popen([*PLANEWISE, *argv], stderr=subprocess.PIPE, text=True)
-    until(lambda: MOMENTS[moment](where), 60, victim)
+    deadline = time.monotonic() + 60
+    while not MOMENTS[moment](where) and victim.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert victim.poll() is None, victim.communicate()
     victim.kill()
     victim.communicate()
     swept = lab.leftovers(remove=True)
@@ -355,14 +373,15 @@ def test_after_a_kill_while_it_boots_clean_leaves_nothing(
         assert len(swept[0].processes) >= 2
 
 
-@pytest.mark.apart
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_boot_that_is_interrupted_leaves_nothing(
     state_directory: Path, number: signal.Signals
 ) -> None:
     argv = ["lab", "up", "--name", "cut", "--memory", "512"]
     victim = subprocess.Popen([*PLANEWISE, *argv], stderr=subprocess.PIPE, text=True)
-    until(lambda: len(hosts_in(state_directory)) == 2, 60, victim)
+    deadline = time.monotonic() + 60
+    while len(hosts_in(state_directory)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
     victim.send_signal(number)
     _, said = victim.communicate(timeout=60)
     assert victim.returncode != 0

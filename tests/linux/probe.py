@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,26 +188,22 @@ class Running:
                 stream.close()
 
 
+def eventually(condition: Any, limit_s: float = 20) -> None:
+    """Waits until `condition()` holds; fails the test when it never does."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for never came"
+        time.sleep(0.02)
+
+
 _FORWARDER = r"""
-import select, socket, sys, time
+import select, socket, sys
 left, right = (socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in range(2))
 for it, name in ((left, "left"), (right, "right")):
     it.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
     it.bind((name, 0))
-drop, twice, hold, sleep_s = (float(word) for word in sys.argv[1:])
-first, held = None, []
-
-def place_of(frame):
-    global first
-    if frame[42:46] == b"PWP1":
-        number = int.from_bytes(frame[46:54], "big")
-        return None if number >> 63 else number % 10
-    if frame[42:44] != b"PW":
-        return None
-    number = int.from_bytes(frame[44:52], "big")
-    first = number + 1 if first is None else first
-    return None if number < first else (number - first) % 10
-
+warmup, held = None, []
+drop, twice, hold = (int(x) for x in sys.argv[1:4])
 print("ready", flush=True)
 while True:
     for it in select.select([left, right], [], [])[0]:
@@ -214,14 +211,21 @@ while True:
         if kind == socket.PACKET_OUTGOING:
             continue
         other = right if it is left else left
-        place = None if it is right else place_of(frame)
-        if place is None:
+        if it is right or frame[42:44] != b"PW":
             other.send(frame)
+            continue
+        sequence = int.from_bytes(frame[44:52], "big")
+        warmup = sequence if warmup is None else warmup
+        place = (sequence - warmup - 1) % 10
+        if sequence == warmup:
+            other.send(frame)
+        elif place == drop:
+            pass
         elif place == hold:
             held.append(frame)
-        elif place != drop:
-            time.sleep(sleep_s)
-            for _ in range(2 if place == twice else 1):
+        else:
+            other.send(frame)
+            if place == twice:
                 other.send(frame)
             while held:
                 other.send(held.pop())
@@ -229,14 +233,9 @@ while True:
 
 
 @contextmanager
-def forwarder(
-    netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1, sleep_s: float = 0
-) -> Iterator[None]:
-    """Passes frames on between `left` and `right`. Of every ten frames of an IPv4 trial, or echo
-    requests, it drops the one at place `drop`, sends the one at `twice` twice, and the one at
-    `hold` after the next; each waits `sleep_s`. Warm-up passes untouched."""
-    options = map(str, (drop, twice, hold, sleep_s))
-    command = ["ip", "netns", "exec", netns, sys.executable, "-c", _FORWARDER, *options]
+def passing_on(netns: str, script: str, *options: float) -> Iterator[None]:
+    """Runs a script in a namespace that says `ready` and passes frames on, until this ends."""
+    command = ["ip", "netns", "exec", netns, sys.executable, "-c", script, *map(str, options)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -247,3 +246,12 @@ def forwarder(
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@contextmanager
+def forwarder(netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1) -> Iterator[None]:
+    """Passes frames on between `left` and `right`. Of every ten frames of an IPv4 trial it drops
+    the one at place `drop`, sends the one at `twice` twice, and the one at `hold` after the next.
+    """
+    with passing_on(netns, _FORWARDER, drop, twice, hold):
+        yield

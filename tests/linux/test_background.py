@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from planewise.testbed.hosts.host import find_probe
-from tests.linux.probe import Network, Running, cable, run
-from tests.running import alive, until
+from tests.linux.probe import Network, Running, cable, eventually, run
 
 pytestmark = pytest.mark.linux
 
@@ -68,6 +67,13 @@ def test_a_burn_ends_itself_and_uses_no_more_than_it_was_told(netns_pair: Networ
     assert output["interrupted"] is False
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -103,7 +109,7 @@ def test_a_probe_started_with_its_parent_dies_with_it(
         parent.kill()
         parent.wait()
     try:
-        until(lambda: not alive(child))
+        eventually(lambda: not alive(child))
     finally:
         if alive(child):
             os.kill(child, 9)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,6 @@ from planewise.testbed.model import GUEST_INTERFACE, Forwarder
 from planewise.testbed.switches.openvswitch import appctl
 from tests.command import planewise
 from tests.kpis import kpis
-from tests.running import until
 
 from .testbeds import chain_shortage, local_chain
 
@@ -58,6 +57,13 @@ def needs(plane: str, forwarder: Forwarder | Literal[""] = "") -> None:
 def design(path: Path, factors: str, part: str) -> Path:
     path.write_text(f"factors: {{{factors}}}\n{part}\nblocks: 1\n")
     return path
+
+
+def await_(what: Callable[[], bool], why: str) -> None:
+    deadline = time.monotonic() + LIMIT_S / 2
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.05)
 
 
 def huge_pages() -> int:
@@ -174,7 +180,14 @@ def test_a_killed_chain_dies_at_once_and_its_huge_pages_come_back(tmp_path: Path
         env={**os.environ, "TMPDIR": str(scratch)},
     )
     try:
-        until(lambda: process.poll() is not None or ((out / "run.json").exists() and kpis(out)))
+        await_(
+            lambda: (
+                process.poll() is not None or bool(kpis(out))
+                if (out / "run.json").exists()
+                else process.poll() is not None
+            ),
+            "no second was measured",
+        )
         said = process.stderr.read().decode() if process.poll() is not None else ""  # type: ignore[union-attr]
         assert process.poll() is None, said
         assert huge_pages() > before
@@ -182,8 +195,11 @@ def test_a_killed_chain_dies_at_once_and_its_huge_pages_come_back(tmp_path: Path
     finally:
         process.kill()
         process.wait()
-    until(lambda: not [line for line in mine() if str(scratch) in line])
-    until(lambda: huge_pages() == before)
+    await_(
+        lambda: not [line for line in mine() if str(scratch) in line],
+        "a process of the chain outlived the kill",
+    )
+    await_(lambda: huge_pages() == before, "huge pages did not come back")
     left = [name for name in netns.names() if token_of(name)]
     cleaned = planewise("clean", "--json")
     assert cleaned.returncode == 0, cleaned.stderr
@@ -224,7 +240,7 @@ def test_a_function_that_dies_in_a_trial_fails_that_trial_and_all_others_are_kep
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(short)},
     ) as process:
-        until(lambda: bool(kpis(out)) if (out / "run.json").exists() else False)
+        await_(lambda: bool(kpis(out)) if (out / "run.json").exists() else False, "none")
         (first,) = {one.trial for one in kpis(out)}
         functions = [
             pid
@@ -278,12 +294,12 @@ def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_no
             time.sleep(after_s)
             process.kill()
         said = f"killed after {after_s:.2f} s of {takes_s:.1f} s"
-        until(lambda: not [line for line in mine() if str(short) in line], why=said)
+        await_(lambda: not [line for line in mine() if str(short) in line], said)
         cleaned = planewise("clean", "--json", TMPDIR=str(short))
         assert cleaned.returncode == 0, cleaned.stderr
         assert not leftovers(), said
         assert not list(short.iterdir()), said
-    until(lambda: huge_pages() == pages)
+    await_(lambda: huge_pages() == pages, "huge pages did not come back")
 
 
 def test_four_containers_answer_while_twelve_streams_are_sent_to_them(tmp_path: Path) -> None:
@@ -401,7 +417,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
     with local_chain(chain, placement, 1000.0, "af_packet") as testbed:
         testbed.start(64, 60.0)
         sent = testbed.read().vnfs["vnf2"].packets
-        until(lambda: testbed.read().vnfs["vnf2"].packets > sent)
+        await_(lambda: testbed.read().vnfs["vnf2"].packets > sent, "no frame got through")
         frames = testbed.stop()
         assert frames is not None
         assert frames.sent > 0
@@ -409,7 +425,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
         testbed.start(64, 60.0)
         os.kill(testbed._functions.pids[1], signal.SIGKILL)
         with pytest.raises(PlanewiseError, match=r"vnf1.* ended while it was measured"):
-            until(lambda: not testbed.read())
+            await_(lambda: not testbed.read(), "a function that died was not missed")
     assert huge_pages() == pages
     assert set(netns.names()) <= namespaces
 
@@ -427,7 +443,7 @@ def test_functions_whose_interface_has_an_xdp_program_forward_by_it_on_either_sw
         f"cpus: {{vnf: {cpus}}}}}",
     )
     out = tmp_path / "run"
-    finished = planewise("run", path, "--out", out, report=False)
+    finished = planewise("run", path, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
     assert len(trials) == 4
@@ -450,7 +466,7 @@ def test_an_xdp_program_passes_the_kernel_by_and_the_counters_have_each_of_its_f
     with local_chain(chain, placement, 1000.0) as testbed:
         before = testbed.read(busy=False)
         testbed.start(64, 60.0)
-        until(lambda: testbed.read(busy=False).delivered > 500)
+        await_(lambda: testbed.read(busy=False).delivered > 500, "no frame got through")
         frames = testbed.stop()
         after = testbed.read(busy=False)
         assert frames is not None
@@ -481,7 +497,7 @@ def test_a_frame_of_somebody_else_that_reaches_the_end_is_none_that_came_back() 
     placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with local_chain(chain, placement, 1000.0) as testbed:
         testbed.start(64, 60.0)
-        until(lambda: testbed.read(busy=False).delivered > 100)
+        await_(lambda: testbed.read(busy=False).delivered > 100, "no frame got through")
         broadcast = bytes.fromhex("ff" * 6 + "0270770f0001" + "88b5") + bytes(46)
         thread = netns.NamespaceThread("sender")
         thread.call(function_of(testbed, 1), send, broadcast, 7)
@@ -501,21 +517,22 @@ def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
         pytest.skip("there is no dockerd on this machine (scripts/setup lab installs docker.io)")
     path = design(
         tmp_path / "chains.yaml",
-        "path: east-west, vnfs: 2, size_bytes: 512",
-        "functions: [{forwarder: kernel, guest: container, plane: bridge},"
-        " {forwarder: xdp, guest: container, plane: ovs}]\nchain: {duration_s: 1, warmup_s: 0.2}",
+        "plane: [bridge, ovs], path: east-west, vnfs: 2, size_bytes: 512",
+        "functions: [{forwarder: kernel, guest: container}, {forwarder: xdp, guest: container}]\n"
+        "chain: {duration_s: 1, warmup_s: 0.2}",
     )
     out = tmp_path / "run"
     # What it makes in its scratch directories is found by the directory's name.
     finished = planewise("run", path, "--out", out, report=False, TMPDIR=str(short))
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
-    of_functions = {(trial.cell["plane"], trial.cell["forwarder"]) for trial in trials}
-    assert of_functions == {("bridge", "kernel"), ("ovs", "xdp")}
+    assert {(trial.cell["plane"], trial.cell["forwarder"]) for trial in trials} == {
+        (plane, forwarder) for plane in ("bridge", "ovs") for forwarder in ("kernel", "xdp")
+    }
     for trial in trials:
         assert trial.status == "done", trial.reason
         check(trial)
-    until(lambda: not [line for line in mine() if str(short) in line])
+    await_(lambda: not [line for line in mine() if str(short) in line], "a daemon was left")
     assert not list(short.iterdir())
 
 
@@ -527,12 +544,12 @@ def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> N
     plain = design(tmp_path / "plain.yaml", "plane: bridge, message_bytes: [64, 65536]", part)
     routed = design(
         tmp_path / "routed.yaml",
-        "path: east-west, vnfs: 2, message_bytes: 65536",
-        "functions: [{forwarder: xdp, plane: bridge}, {forwarder: kernel, plane: ovs}]\n" + part,
+        "plane: [bridge, ovs], path: east-west, vnfs: 2, message_bytes: 65536",
+        f"functions: [{{forwarder: kernel}}, {{forwarder: xdp}}]\n{part}",
     )
-    for path, trials in ((plain, 2), (routed, 2)):
+    for path, trials in ((plain, 2), (routed, 4)):
         out = tmp_path / path.stem
-        finished = planewise("run", path, "--out", out, report=path is routed)
+        finished = planewise("run", path, "--out", out, "--json")
         assert finished.returncode == 0, finished.stderr
         found = RunReader(out).trials()
         assert len(found) == trials
@@ -540,7 +557,7 @@ def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> N
             assert trial.tcp is not None
             assert trial.tcp.goodput_bps > 0
             assert trial.tcp.message_bytes == trial.cell["message_bytes"]
-    assert "TCP throughput" in (out / "report.html").read_text()
+        assert "TCP throughput" in (out / "report.html").read_text()
     assert {name for one in kpis(tmp_path / "routed") for name in one.vnfs} == {
         "vnf1",
         "vnf2",

@@ -7,16 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from planewise.testbed.hosts import ledger
+from planewise.testbed.hosts import ledger, netns
 from planewise.testbed.hosts.steering import may_steer
 from tests.command import UNREPORTED
-from tests.running import alive, children, tokens_of, trials_in, until, with_token
 
-pytestmark = [pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 DESIGN = """
 factors:
@@ -47,15 +48,28 @@ def _docker() -> None:
 
 def token_of_run(process: subprocess.Popen[bytes]) -> str:
     """The token under which a run works: other runs may be alive on this machine."""
-    until(lambda: tokens_of(process.pid, "two hosts"), 120, process)
-    (token,) = tokens_of(process.pid, "two hosts")
-    return token
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        for path in ledger.STATE.glob("*.json"):
+            with suppress(OSError, ValueError):
+                content = json.loads(path.read_text())
+                if content["pid"] == process.pid and content["what"].startswith("two hosts"):
+                    return path.stem
+        time.sleep(0.02)
+    raise AssertionError("the run took no token")
 
 
 def traces(token: str) -> list[str]:
     """What is left of a run: namespaces, control groups, its note."""
     groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/pw-{token}*")]
-    return [*groups, *with_token(token), *map(str, ledger.STATE.glob(f"{token}*"))]
+    names = [name for name in netns.names() if token in name]
+    return [*groups, *names, *map(str, ledger.STATE.glob(f"{token}*"))]
+
+
+def daemons(of: int) -> list[int]:
+    """What a process's threads started, and that must die with it."""
+    children = Path(f"/proc/{of}/task").glob("*/children")
+    return [int(word) for file in children for word in file.read_text().split()]
 
 
 def test_containers_are_measured_on_every_plane_and_nothing_is_left(tmp_path: Path) -> None:
@@ -79,12 +93,26 @@ def test_after_a_kill_clean_finds_the_hosts_and_their_containers(tmp_path: Path)
     argv = [sys.executable, "-m", "planewise", "run", str(design), "--out", str(tmp_path / "run")]
     victim = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     token = token_of_run(victim)
-    until(lambda: trials_in(tmp_path / "run"), process=victim)
-    started = children(victim.pid)
+    trials = tmp_path / "run" / "trials.jsonl"
+    deadline = time.monotonic() + 300
+    while not (trials.exists() and trials.read_text()) and time.monotonic() < deadline:
+        assert victim.poll() is None
+        time.sleep(0.05)
+    started = daemons(victim.pid)
     assert started
     victim.kill()
     victim.wait()
     clean = [sys.executable, "-m", "planewise", "clean"]
     subprocess.run(clean, check=True, capture_output=True, timeout=120)
-    until(lambda: not any(map(alive, started)))
+    while any(map(alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, started))
     assert traces(token) == []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody asked about its end does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from planewise.store.models import Level, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch
 from tests import command
-from tests.running import children, trials_in, until
 
 REDUCED = Path(__file__).parents[2] / "experiments" / "reduced"
 BLOCKS = 2
@@ -165,7 +165,18 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.apart
+def lines(out: Path) -> int:
+    file = out / "trials.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def children(pid: int) -> int:
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += len((task / "children").read_text().split())
+    return found
+
+
 def test_a_run_pauses_between_two_trials_without_load_and_goes_on(tmp_path: Path) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
@@ -177,10 +188,17 @@ def test_a_run_pauses_between_two_trials_without_load_and_goes_on(tmp_path: Path
         start_new_session=True,
     ) as process:
         try:
-            until(lambda: trials_in(out), process=process)
+            deadline = time.monotonic() + PATIENCE_S
+            while lines(out) == 0:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
             os.kill(process.pid, signal.SIGTSTP)
-            until(lambda: state(process.pid) == "T", process=process)
-            assert children(process.pid) == []  # no background load burns meanwhile
+            while state(process.pid) != "T":
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert children(process.pid) == 0  # no background load burns meanwhile
             before = len(RunReader(out).trials())
             assert before < BLOCKS_TO_PAUSE_IN
             os.kill(process.pid, signal.SIGCONT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,10 @@ import pytest
 from planewise.fleet.plan import Fleet
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch
-from tests.command import PLANEWISE
-from tests.running import trials_in, until
 
 pytestmark = [pytest.mark.linux, pytest.mark.apart]
+
+PLANEWISE = (sys.executable, "-m", "planewise")
 
 
 @pytest.mark.timeout(600)  # three pairs, each built and torn down twice
@@ -25,11 +27,15 @@ def test_a_killed_coordinator_leaves_a_fleet_that_is_resumed_whole(tmp_path: Pat
     nodes.write_text("local:a\nlocal:b\nlocal:c\n")
     argv = ["fleet", "run", str(design), "--nodes", str(nodes), "--pairs", "3", "--out", str(out)]
     process = subprocess.Popen([*PLANEWISE, *argv], stderr=subprocess.DEVNULL)
-    first = out / "pairs" / "00000"
-    until(lambda: trials_in(first), process=process)
+    first = out / "pairs" / "00000" / "trials.jsonl"
+    deadline = time.monotonic() + 120
+    while not first.exists() or not first.stat().st_size:
+        assert process.poll() is None, "it ended before a trial was done"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     process.kill()
     process.wait()
-    kept = RunReader(first).trials()[0]
+    kept = RunReader(first.parent).trials()[0]
 
     # A pod of an Indexed Job measures the pair that its environment names.
     pod = [*PLANEWISE, "--quiet", "fleet", "run", "--resume", str(out)]
@@ -40,7 +46,7 @@ def test_a_killed_coordinator_leaves_a_fleet_that_is_resumed_whole(tmp_path: Pat
     done = subprocess.run([*pod, "--json"], check=True, timeout=240, capture_output=True, text=True)
     assert json.loads(done.stdout)["measured"] == 2
     assert {fleet.state(match) for match in fleet.matches} == {"done"}
-    assert RunReader(first).trials()[0] == kept
+    assert RunReader(first.parent).trials()[0] == kept
 
     report = [*PLANEWISE, "fleet", "report", str(out), "--json"]
     told = subprocess.run(report, check=True, timeout=60, capture_output=True, text=True)

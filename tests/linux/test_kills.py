@@ -21,9 +21,12 @@ from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import STATE, leftovers, sweep, token_of
 from planewise.testbed.plan import new_namespace
 from tests.linux.testbeds import PLANES
-from tests.running import alive, argv_of, children, until, with_token
 
-pytestmark = [pytest.mark.linux, pytest.mark.apart]
+pytestmark = pytest.mark.linux
+
+
+def ours(token: str) -> list[str]:
+    return [name for name in netns.names() if token_of(name) == token]
 
 
 BUILD_AND_WAIT = """
@@ -67,7 +70,7 @@ def test_a_polite_kill_tears_down(run: subprocess.Popen[str], number: signal.Sig
     assert token
     run.send_signal(number)
     assert run.wait(20) != 0
-    assert with_token(token) == []
+    assert ours(token) == []
     assert not (STATE / f"{token}.json").exists()
 
 
@@ -78,14 +81,14 @@ def test_clean_leaves_a_live_run_alone_and_removes_a_killed_one(
     token = token_of(line_of(run))
     assert token
     sweep()
-    assert len(with_token(token)) == 20
+    assert len(ours(token)) == 20
     run.kill()
     run.wait()
     (found,) = [one for one in leftovers() if one.token == token]
     assert len(found.namespaces) == 20
     assert "bridge" in found.what
     assert token in [one.token for one in sweep()]
-    assert with_token(token) == []
+    assert ours(token) == []
     assert token not in [one.token for one in leftovers()]
 
 
@@ -113,9 +116,12 @@ def test_open_vswitch_ends_with_a_run_that_is_killed_and_clean_removes_its_files
         daemons = daemons_of(f"pw-{token}-s") | daemons_of(f"pw-{token}-r")
         process.kill()
     assert len(daemons) == 4  # a database and a switch a host
-    until(lambda: not any(map(alive, daemons)), 30)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in daemons):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     sweep()
-    assert with_token(token) == []
+    assert ours(token or "") == []
     scratch.leftovers(remove=True)
     assert not any(directory.exists() for directory in daemons.values())
 
@@ -124,7 +130,7 @@ def daemons_of(name: str) -> dict[int, Path]:
     """Open vSwitch's processes in a namespace, with the directory that each works in."""
     found = {}
     for pid in netns.processes_in([name]):
-        for word in argv_of(pid):
+        for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
             if word.startswith("--unixctl="):
                 found[pid] = Path(word.removeprefix("--unixctl=")).parent
     return found
@@ -245,13 +251,20 @@ def test_nothing_survives_a_plain_users_run_that_is_killed(
     ) as run:
         assert line_of(run) == "ready"
         assert line_of(run) == "8 0"
-        inside = descendants(run.pid)
+        inside = children_of(run.pid)
         assert inside
         run.send_signal(number)
         assert run.wait(20) != 0
-        until(lambda: not any(map(alive, inside)), 10)
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in inside):
+            assert time.monotonic() < deadline, "processes survived"
+            time.sleep(0.02)
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that a process started, and theirs."""
-    return [found for child in children(pid) for found in (child, *descendants(child))]
+def children_of(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += [int(child), *children_of(int(child))]
+    return found

@@ -88,7 +88,6 @@ def test_a_run_is_shown_by_the_second_while_it_goes_on_and_kept(
     assert any(one.vnfs["responder-main"].tx_pps > 0 for one in kept)
 
 
-@pytest.mark.apart
 def test_other_hosts_are_read_as_this_machine_is() -> None:
     """By commands instead of by a thread in the namespace; here this machine stands for both."""
     with here("veth", None, 1) as testbed:

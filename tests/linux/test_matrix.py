@@ -22,36 +22,32 @@ from tests.measured import (
 pytestmark = [pytest.mark.linux, pytest.mark.timeout(600)]
 
 CELLS = [cell for cell in matrix() if cell.place == "here"]
-PAIRS = sorted({(one.guest, one.plane) for one in CELLS if not one.reason and one.guest != "vm"})
-"""Virtual machines boot for a while: tests/vm measures them."""
+PAIRS = sorted({(cell.guest, cell.plane) for cell in CELLS if not cell.reason})
 REFUSED = [cell for cell in CELLS if cell.reason]
 RUN = {("container", plane) for plane in ("veth", "bridge", "macvlan", "docker-bridge")}
 """Those of the design that test_containers.py measures."""
-ALIKE = {
-    ("container", plane)
-    for plane in ("routed", "netkit", "slirp4netns", "vxlan", "geneve", "ipvlan", "ovs-dpdk")
-}
-"""They are attached as a namespace there, and as a container on veth, macvlan and pasta."""
-SWEPT = {("namespace", "bridge"), ("container", "pasta")}
-"""A sweep and a search build a plane as every trial's station does, so that one of a kind tells."""
+ALIKE = {("container", plane) for plane in ("routed", "vxlan", "slirp4netns", "ovs-dpdk")}
+"""They are attached as a namespace there, and as a container on veth, bridge and pasta."""
+PROGRAMS = {"docker": "dockerd", "ovs": "ovs-vswitchd"}
 
 
-def pairs(briefly: set[tuple[str, str]]) -> pytest.MarkDecorator:
-    """All guests and planes that work here; `make test` has those in `briefly` alone."""
-    long = pytest.mark.long
-    each = [pytest.param(*pair, marks=[] if pair in briefly else [long]) for pair in PAIRS]
-    return pytest.mark.parametrize(("guest", "plane"), each)
-
-
-@pairs({*PAIRS} - RUN - ALIKE)
-def test_a_trial_of_each_kind_is_measured_here(guest: str, plane: str) -> None:
-    assert_trials_are_measured(guest, plane, pytest.skip)
-
-
-@pairs(SWEPT)
-def test_what_the_table_says_to_work_here_is_swept_and_searched(guest: str, plane: str) -> None:
+@pytest.mark.parametrize(
+    ("guest", "plane"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.long] if pair in RUN | ALIKE else [])
+        for pair in PAIRS
+    ],
+)
+def test_what_the_table_says_to_work_here_is_measured(guest: str, plane: str) -> None:
+    (cell,) = (cell for cell in CELLS if (cell.guest, cell.plane) == (guest, plane))
+    if guest == "vm":
+        pytest.skip("virtual machines boot for a while: tests/vm measures them")
+    for need in cell.needs:
+        if need in PROGRAMS and shutil.which(PROGRAMS[need]) is None:
+            pytest.skip(f"this machine has no {PROGRAMS[need]}")
     if reason := unavailable_reason(guest, plane):
         pytest.skip(reason)
+    assert_trials_are_measured(guest, plane)
     assert_sweep_and_search_are_measured(guest, plane)
 
 

@@ -27,12 +27,12 @@ from tests.linux.probe import (
     Network,
     Outcome,
     Running,
-    forwarder,
+    eventually,
     ip,
+    passing_on,
     run,
     without_ipv6,
 )
-from tests.running import until
 
 pytestmark = pytest.mark.linux
 
@@ -153,11 +153,56 @@ def test_a_hand_made_stamp_request_is_answered_by_the_rfcs_bytes(netns_pair: Net
     assert abs(int.from_bytes(sent[:4], "big") - now) < 10, "NTP seconds"
 
 
+_ECHO_FORWARDER = r"""
+import select, socket, sys, time
+left, right = (socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in range(2))
+for it, name in ((left, "left"), (right, "right")):
+    it.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+    it.bind((name, 0))
+drop, twice, hold = (int(x) for x in sys.argv[1:4])
+sleep_s = float(sys.argv[4])
+held = []
+print("ready", flush=True)
+while True:
+    for it in select.select([left, right], [], [])[0]:
+        frame, (_, _, kind, *_) = it.recvfrom(65535)
+        if kind == socket.PACKET_OUTGOING:
+            continue
+        other = right if it is left else left
+        sequence = int.from_bytes(frame[46:54], "big") if frame[42:46] == b"PWP1" else 1 << 63
+        if it is right or sequence >> 63:
+            other.send(frame)
+            continue
+        place = sequence % 10
+        if place == drop:
+            continue
+        if place == hold:
+            held.append(frame)
+            continue
+        time.sleep(sleep_s)
+        for _ in range(2 if place == twice else 1):
+            other.send(frame)
+        while held:
+            other.send(held.pop())
+"""
+
+
+@contextmanager
+def echo_forwarder(
+    netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1, sleep_s: float = 0
+) -> Iterator[None]:
+    """Passes frames on between `left` and `right`. Of every ten echo requests it drops the one at
+    place `drop`, sends the one at `twice` twice and the one at `hold` after the next; each waits
+    `sleep_s`. Warm-up requests pass untouched."""
+    with passing_on(netns, _ECHO_FORWARDER, drop, twice, hold, sleep_s):
+        yield
+
+
 def test_planted_loss_duplicates_and_reordering_are_counted_exactly(
     netns_relay: Network, tmp_path: Path
 ) -> None:
     file = tmp_path / "packets.csv"
-    with forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
+    with echo_forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
         options = ("--count", "200", "--rate", "200", "--packets", file)
         done = ping(netns_relay, *options)
     assert done.code == 0, done.stderr
@@ -172,7 +217,7 @@ def test_planted_loss_duplicates_and_reordering_are_counted_exactly(
 
 
 def test_an_answer_after_the_timeout_is_late_and_not_lost(netns_relay: Network) -> None:
-    with forwarder(netns_relay.middle, sleep_s=0.03):
+    with echo_forwarder(netns_relay.middle, sleep_s=0.03):
         done = ping(netns_relay, "--count", "20", "--rate", "20", "--timeout", "0.02")
     assert done.code == 0, done.stderr
     counts = Counts.model_validate(done.output["counts"])
@@ -183,7 +228,7 @@ def test_an_answer_after_the_timeout_is_late_and_not_lost(netns_relay: Network) 
 
 
 def test_packets_leave_on_schedule_though_answers_are_slow(netns_relay: Network) -> None:
-    with forwarder(netns_relay.middle, sleep_s=0.05):
+    with echo_forwarder(netns_relay.middle, sleep_s=0.05):
         # Answers take 50 ms each, one after the other; packets are due every 20 ms.
         done = ping(netns_relay, "--count", "20", "--rate", "50", "--timeout", "3")
     assert done.code == 0, done.stderr
@@ -293,7 +338,7 @@ def test_an_interface_that_vanishes_ends_the_run_with_what_was_measured(
     with Running(
         "ping", netns_pair.b.ipv4, "--duration", "30", netns=netns_pair.a.netns
     ) as running:
-        until(lambda: netns_pair.b.counter("rx_packets") > 200)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
         ip("-n", netns_pair.a.netns, "link", "del", netns_pair.a.interface)
         done = running.finish()
     assert done.code == 1
@@ -308,7 +353,7 @@ def test_a_link_that_goes_down_and_up_costs_packets_and_not_the_run(netns_pair: 
         *("ping", netns_pair.b.ipv4, "--rate", "200", "--duration", "3"),
         netns=netns_pair.a.netns,
     ) as running:
-        until(lambda: netns_pair.b.counter("rx_packets") > 50)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 50)
         ip("-n", netns_pair.a.netns, "link", "set", netns_pair.a.interface, "down")
         time.sleep(0.5)
         ip("-n", netns_pair.a.netns, "link", "set", netns_pair.a.interface, "up")
@@ -329,7 +374,7 @@ def test_ctrl_c_prints_what_was_measured(
 ) -> None:
     lasting = ("--rate", rate, "--path", "packet", "--count", "3000000")
     with Running("ping", netns_pair.b.ipv4, *lasting, netns=netns_pair.a.netns) as running:
-        until(lambda: netns_pair.b.counter("rx_packets") > 200)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
         running.process.send_signal(sign)
         done = running.finish(timeout_s=10)
     assert done.code == 0, done.stderr
@@ -366,7 +411,7 @@ def redis(network: Network, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [*redis_command(network.b.ipv4), *options]
     with subprocess.Popen(["ip", "netns", "exec", network.b.netns, *command]) as server:
         try:
-            until(lambda: bool(network.b.run("ss", "-Hltn", f"sport = {REDIS_PORT}")))
+            eventually(lambda: bool(network.b.run("ss", "-Hltn", f"sport = {REDIS_PORT}")))
             yield server
         finally:
             server.kill()

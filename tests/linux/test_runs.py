@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ from planewise.testbed.hosts import ledger, scratch
 from planewise.testbed.hosts.host import LocalHost, find_probe
 from tests.command import UNREPORTED, in_this_process, planewise
 from tests.linux.testbeds import here
-from tests.running import trials_in, until
 
 DESIGN = """\
 title: tiny
@@ -72,7 +72,6 @@ def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: 
     assert nothing_is_left()
 
 
-@pytest.mark.apart
 def test_quick_compares_the_planes_of_this_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +90,6 @@ def test_quick_compares_the_planes_of_this_host(
     assert nothing_is_left()
 
 
-@pytest.mark.apart
 @pytest.mark.parametrize(
     "measured",
     [
@@ -178,7 +176,6 @@ def test_connections_are_timed_beside_load_and_compared(tmp_path: Path) -> None:
     assert nothing_is_left()
 
 
-@pytest.mark.apart
 def test_connections_that_nobody_takes_are_counted_and_said() -> None:
     argv = [find_probe(), "connect", "127.0.0.1:9", "--count", "3", "--rate", "1000"]
     said = json.loads(subprocess.run(argv, capture_output=True, check=True, timeout=20).stdout)
@@ -210,7 +207,14 @@ def test_stamp_round_trips_are_taken_apart_at_frames_of_any_size(tmp_path: Path)
         assert trial.latency["response"].count == trial.counts.received
 
 
-@pytest.mark.apart
+def test_a_dry_run_prints_the_plan_and_makes_nothing(design: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    finished = planewise("run", design, "--out", out, "--dry-run", "--json")
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["trials"] == TRIALS
+    assert not out.exists()
+
+
 def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
     design: Path, tmp_path: Path
 ) -> None:
@@ -218,15 +222,20 @@ def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
     process = subprocess.Popen(
         [*UNREPORTED, "run", design, "--out", out],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     try:
+        deadline = time.monotonic() + 100
         enough = random.Random(os.getpid()).randrange(1, TRIALS - 2)
-        until(lambda: trials_in(out) >= enough, process=process)
+        while time.monotonic() < deadline and _lines(out) < enough:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.02)
     finally:
         process.kill()
         process.wait()
-    before = trials_in(out)
+        if process.stderr:
+            process.stderr.close()
+    before = _lines(out)
     assert 0 < before < TRIALS
     assert planewise("clean").returncode == 0
     assert nothing_is_left()
@@ -240,7 +249,11 @@ def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
     assert nothing_is_left()
 
 
-@pytest.mark.apart
+def _lines(out: Path) -> int:
+    file = out / "trials.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
@@ -249,7 +262,10 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_p
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: trials_in(out) >= 3, process=process)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and _lines(out) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     said, complained = process.communicate(timeout=60)
     assert "Traceback" not in complained
@@ -261,7 +277,16 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_p
     assert nothing_is_left()
 
 
-@pytest.mark.apart
+def test_an_unknown_plane_is_refused_with_a_suggestion(design: Path, tmp_path: Path) -> None:
+    design.write_text(DESIGN.replace("bridge", "brigde"))
+    finished = planewise("run", design, "--out", tmp_path / "run")
+    assert finished.returncode == 2
+    assert "brigde" in finished.stderr
+    assert "did you mean bridge" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_disk_that_fills_up_stops_the_run_and_keeps_the_finished_trials(tmp_path: Path) -> None:
     """On a real, tiny file system: a tmpfs of 100 KiB, in a mount namespace of its own."""
     design = tmp_path / "tiny.yaml"
@@ -290,7 +315,6 @@ def test_a_disk_that_fills_up_stops_the_run_and_keeps_the_finished_trials(tmp_pa
     assert nothing_is_left()
 
 
-@pytest.mark.apart
 def test_an_interface_that_vanishes_during_a_trial_is_named() -> None:
     with here("veth") as testbed:
         host = LocalHost("generator")

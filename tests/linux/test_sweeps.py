@@ -7,14 +7,16 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from planewise.store.rundir import RunReader
-from tests.command import UNREPORTED, planewise
+from planewise.testbed.hosts import ledger, netns
+from tests.command import UNREPORTED, in_this_process, planewise
 from tests.linux.test_runs import nothing_is_left
-from tests.running import trials_in, until
 
 WORDS = {"GOOD", "BAD", "UNDECIDED"}
 
@@ -56,7 +58,48 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
     assert (tmp_path / "run" / "report.html").exists()
 
 
-@pytest.mark.apart
+def made() -> set[str]:
+    """Namespaces, notes of them and scratch directories: this process's own, too."""
+    scratch = Path(tempfile.gettempdir()).glob("pw-scratch-*")
+    return {*netns.names(), *map(str, ledger.STATE.glob("*")), *map(str, scratch)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--plane", "nope"), "no plane called 'nope'"),
+        ((), "give one of --plane, --router, or --tx with --rx"),
+        (("--plane", "veth", "--router"), "give one of"),
+        (("--tx", "a"), "--tx, --rx and --dst go together"),
+        (("--router", "--ip", "5"), "'5' is not one of '4', '6'"),
+        (("--router", "--loads", "10k,fast"), "`fast` is not a rate"),
+        (("--router", "--loads", "10k"), "a curve needs two loads"),
+        (("--router", "--duration", "0"), "--duration: 0 is out of range"),
+        (("--router", "--runs", "0"), "--runs: 0 is out of range"),
+        (("--router", "--size", "20"), "frame of 20 bytes is not possible"),
+        (
+            ("--tx", "lo", "--rx", "lo@no-such-ns", "--dst", "198.18.0.1"),
+            "--rx: there is no network namespace 'no-such-ns'",
+        ),
+        (("--tx", "no-such-if", "--rx", "no-such-if", "--dst", "198.18.0.1"), "no-such-if"),
+    ],
+)
+def test_bad_flags_of_a_sweep_get_one_clear_sentence(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    before = made()
+    run = ("sweep", *arguments, "--out", tmp_path / "run")
+    code, _, said = in_this_process(capsys, monkeypatch, *run)
+    assert code == 2
+    assert words in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert made() == before
+
+
 @pytest.mark.parametrize("command", ["sweep", "search"])
 def test_a_named_interface_that_vanishes_meanwhile_is_bad_input(
     tmp_path: Path, command: str
@@ -75,13 +118,17 @@ def test_a_named_interface_that_vanishes_meanwhile_is_bad_input(
             stdout=subprocess.DEVNULL,
             text=True,
         )
-        until(lambda: trials_in(out), process=running)
+        deadline = time.monotonic() + 60
+        trials = out / "trials.jsonl"
+        while not (trials.exists() and trials.stat().st_size):
+            assert running.poll() is None, running.stderr and running.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         pair.delete()
         _, said = running.communicate(timeout=60)
     assert running.returncode == 2, said
     assert f"--tx: there is no interface {pair.tx} in {pair.netns}" in said.replace("\n", " ")
     assert RunReader(out).info.status == "failed"
-    assert nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +148,12 @@ def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    until(lambda: trials_in(out) >= 3, process=running)
+    trials = out / "trials.jsonl"
+    deadline = time.monotonic() + 60
+    while not (trials.exists() and trials.read_bytes().count(b"\n") >= 3):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     running.send_signal(signal.SIGINT)
     running.wait(timeout=60)
     before = RunReader(out)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import chain
 from types import SimpleNamespace
@@ -15,23 +18,25 @@ from typing import cast
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed.availability import try_plane
 from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.hosts import counters, netns
-from planewise.testbed.hosts.host import LocalHost, LocalProcess, ProcessTimeoutError
+from planewise.testbed.hosts.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
 from planewise.testbed.hosts.ledger import STATE, leftovers, token_of
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.pair import local_pair
-from planewise.testbed.loads.background import BackgroundLoad, LoadSpec
+from planewise.testbed.loads.background import BackgroundLoad, LoadSpec, LoadType
+from planewise.testbed.loads.crew import ProcessCrew, ShellCrew, StartCrew
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, IpVersion
 from planewise.testbed.plan import Step, namespaces_of, new_namespace
 from planewise.testbed.planes import plane as plane_called
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.switches.router import router_testbed
 from planewise.testbed.testbed import Testbed
+from tests.linux.probe import eventually
 from tests.linux.testbeds import PLANES, here
-from tests.running import with_token
 
-pytestmark = [pytest.mark.linux, pytest.mark.apart]
+pytestmark = pytest.mark.linux
 
 OF_MANY = [name for name in PLANES if not plane_called(name).is_host]
 """Planes that a host has many guests on."""
@@ -59,6 +64,12 @@ print("answered")
 """
 
 
+def need(plane: str) -> None:
+    answer = try_plane(plane_called(plane))
+    if not answer.available:
+        pytest.skip(f"{answer.reason}; {answer.remedy}")
+
+
 def reaches(testbed: Arrangement, guest: Guest, peer: Guest, ip_version: int) -> bool:
     """Whether `peer` answers three datagrams of `guest`."""
     address = peer.ipv4 if ip_version == 4 else peer.ipv6
@@ -71,87 +82,61 @@ def reaches(testbed: Arrangement, guest: Guest, peer: Guest, ip_version: int) ->
     return asked.stdout == "answered\n"
 
 
+def ours(token: str) -> list[str]:
+    return [name for name in netns.names() if token_of(name) == token]
+
+
 def token_in(testbed: Arrangement) -> str:
     token = token_of(testbed.main("sender").netns)
     assert token
     return token
 
 
-WHOLE = ["sender_guest", "sender_nic", "responder_nic", "responder_guest"]
-NICS = WHOLE[1:3]
-CAPTURED = dict.fromkeys(("veth", "routed", "bridge", "ovs"), WHOLE) | {
-    "macvlan": NICS,
-    "host": NICS,
-}
-"""Where frames can be captured outside the guests: at them too where a plane has a host's side."""
-
-Standing = tuple[str, Arrangement]
-
-
-@pytest.fixture(scope="module", params=PLANES)
-def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
-    """A plane with main guests on it; nothing of it is left."""
-    with here(request.param, mtu_bytes=9000) as testbed:
+@pytest.mark.parametrize("plane", PLANES)
+def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
+    need(plane)
+    with here(plane) as testbed:
         token = token_in(testbed)
-        yield request.param, testbed
-    assert with_token(token) == []
+        sender, responder = testbed.main("sender"), testbed.main("responder")
+        for ip_version in (4, 6):
+            assert reaches(testbed, sender, responder, ip_version)
+            outward_only = plane_called(plane).outward_only
+            assert outward_only or reaches(testbed, responder, sender, ip_version)
+    assert ours(token) == []
     assert not (STATE / f"{token}.json").exists()
 
 
-def test_main_guests_reach_each_other(standing: Standing) -> None:
-    plane, testbed = standing
-    sender, responder = testbed.main("sender"), testbed.main("responder")
-    for ip_version in (4, 6):
-        assert reaches(testbed, sender, responder, ip_version)
-        outward_only = plane_called(plane).outward_only
-        assert outward_only or reaches(testbed, responder, sender, ip_version)
+@pytest.mark.apart
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_big_packet_passes_where_the_mtu_is_big(plane: str) -> None:
+    need(plane)
+    with here(plane, mtu_bytes=9000) as testbed:
+        for host in HOSTS:
+            guest = testbed.main(host)
+            argv = ["ip", "-json", "link", "show", guest.interface]
+            (link,) = testbed.hosts[host].run(argv, netns=guest.netns).json()
+            assert link["mtu"] == 9000
 
 
-def test_guests_have_the_mtu_that_was_asked_for(standing: Standing) -> None:
-    _, testbed = standing
-    for host in HOSTS:
-        guest = testbed.main(host)
-        argv = ["ip", "-json", "link", "show", guest.interface]
-        (link,) = testbed.hosts[host].run(argv, netns=guest.netns).json()
-        assert link["mtu"] == 9000
-
-
-def test_capture_and_counter_points_see_the_packets_pass(standing: Standing) -> None:
-    plane, testbed = standing
-    names = [point.name for point in testbed.capture_points]
-    assert [name for name in names if name.endswith("nic")] == NICS
-    assert names[1:-1] == CAPTURED.get(plane, names[1:-1])
-    assert (names[0], names[-1]) == ("sender_inside", "responder_inside")
-    points = [
-        *testbed.counter_points,
-        *(CounterPoint(one.host, one.netns, one.interface) for one in testbed.capture_points),
-    ]
-    # A bridge counts only what is for the host itself.
-    points = [point for point in points if point.interface not in ("br0", "br0v")]
-    before = [counters.read(testbed.hosts[point.host], point) for point in points]
-    assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
-    for reading in before:
-        point = reading.point
-        now = counters.read(testbed.hosts[point.host], point).since(reading)
-        assert now["rx_packets"] >= 3, point
-        assert now["tx_packets"] >= 3, point
-
-
-def test_the_next_hop_of_a_trial_is_where_the_guests_frames_really_go(standing: Standing) -> None:
-    _, testbed = standing
-    path = testbed.trial_path()
-    # A guest may ask for its gateway before it knows it.
-    assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
-    # The neighbour that the guest's own kernel uses for the destination.
-    ask = (
-        'hop=$(ip route get "$1" | sed -n "s/.* via \\([^ ]*\\) .*/\\1/p"); '
-        'ip neighbour show to "${hop:-$1}" | sed -n "s/.* lladdr \\([^ ]*\\) .*/\\1/p"'
-    )
-    for destination in (path.destination_ipv4, path.destination_ipv6):
-        said = testbed.hosts["sender"].run(
-            ["sh", "-c", ask, "sh", destination], netns=path.tx_netns
-        )
-        assert said.stdout.strip() == path.next_hop_mac, said.stderr
+@pytest.mark.parametrize("plane", PLANES)
+def test_capture_and_counter_points_see_the_packets_pass(plane: str) -> None:
+    need(plane)
+    with here(plane) as testbed:
+        names = [point.name for point in testbed.capture_points]
+        assert [name for name in names if name.endswith("nic")] == ["sender_nic", "responder_nic"]
+        points = [
+            *testbed.counter_points,
+            *(CounterPoint(one.host, one.netns, one.interface) for one in testbed.capture_points),
+        ]
+        # A bridge counts only what is for the host itself.
+        points = [point for point in points if point.interface not in ("br0", "br0v")]
+        before = [counters.read(testbed.hosts[point.host], point) for point in points]
+        assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
+        for reading in before:
+            point = reading.point
+            now = counters.read(testbed.hosts[point.host], point).since(reading)
+            assert now["rx_packets"] >= 3, point
+            assert now["tx_packets"] >= 3, point
 
 
 def test_the_host_leaves_the_nic_what_other_planes_have_there() -> None:
@@ -175,8 +160,27 @@ def test_the_host_leaves_the_nic_what_other_planes_have_there() -> None:
             assert standing.sites["responder"].gateway_ipv4 in left
 
 
+def test_the_planes_that_have_a_host_side_have_a_capture_point_there() -> None:
+    whole = ["sender_guest", "sender_nic", "responder_nic", "responder_guest"]
+    expected = {
+        "veth": whole,
+        "routed": whole,
+        "bridge": whole,
+        "macvlan": ["sender_nic", "responder_nic"],
+        "host": ["sender_nic", "responder_nic"],
+    }
+    if "ovs" in PLANES:
+        expected["ovs"] = expected["bridge"]
+    for plane, names in expected.items():
+        need(plane)
+        with here(plane) as testbed:
+            seen = [point.name for point in testbed.capture_points]
+            assert seen == ["sender_inside", *names, "responder_inside"]
+
+
 @pytest.mark.parametrize("plane", OF_MANY)
 def test_eight_background_guests_a_side_reach_their_peers(plane: str) -> None:
+    need(plane)
     with here(plane, None, 8) as testbed:
         pairs = list(
             zip(testbed.background("sender"), testbed.background("responder"), strict=True)
@@ -203,6 +207,8 @@ def states_of_neighbour(testbed: Arrangement, guest: Guest, peer: Guest) -> list
     ("plane", "background"), [("macvlan", "bridge"), ("veth", "macvlan"), ("bridge", "veth")]
 )
 def test_main_and_background_guests_may_have_different_planes(plane: str, background: str) -> None:
+    need(plane)
+    need(background)
     with here(plane, background, 1) as testbed:
         for ip_version in (4, 6):
             assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), ip_version)
@@ -212,6 +218,25 @@ def test_main_and_background_guests_may_have_different_planes(plane: str, backgr
                 testbed.background("responder")[0],
                 ip_version,
             )
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_the_next_hop_of_a_trial_is_where_the_guests_frames_really_go(plane: str) -> None:
+    need(plane)
+    with here(plane) as testbed:
+        path = testbed.trial_path()
+        # A guest may ask for its gateway before it knows it.
+        assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
+        # The neighbour that the guest's own kernel uses for the destination.
+        ask = (
+            'hop=$(ip route get "$1" | sed -n "s/.* via \\([^ ]*\\) .*/\\1/p"); '
+            'ip neighbour show to "${hop:-$1}" | sed -n "s/.* lladdr \\([^ ]*\\) .*/\\1/p"'
+        )
+        for destination in (path.destination_ipv4, path.destination_ipv6):
+            said = testbed.hosts["sender"].run(
+                ["sh", "-c", ask, "sh", destination], netns=path.tx_netns
+            )
+            assert said.stdout.strip() == path.next_hop_mac, said.stderr
 
 
 @pytest.mark.parametrize("ip_version", [4, 6])
@@ -278,7 +303,7 @@ def test_two_testbeds_at_once_do_not_see_each_other() -> None:
         assert reaches(two, two.main("sender"), two.main("responder"), 4)
         gone = token_in(two)
         stack.close()
-        assert with_token(gone) == []
+        assert ours(gone) == []
         assert reaches(one, one.main("sender"), one.main("responder"), 6)
 
 
@@ -293,7 +318,7 @@ def test_an_error_inside_tears_down_and_passes_on() -> None:
     processes: list[LocalProcess] = []
     with pytest.raises(ValueError, match="mine"):
         build_and_fail()
-    assert with_token(tokens[0]) == []
+    assert ours(tokens[0]) == []
     assert not processes[0].running
 
 
@@ -315,7 +340,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         pytest.fail("it was built")
     assert len(set(tokens)) == 1
-    assert with_token(tokens[0]) == []
+    assert ours(tokens[0]) == []
 
 
 def test_a_vanished_interface_is_named() -> None:
@@ -372,6 +397,96 @@ def test_the_end_of_a_process_is_told_and_not_looked_for(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(time, "sleep", look_again_later)
     assert process.wait(60).exit_code == 0
+
+
+# Background load.
+
+
+def need_probe() -> None:
+    try:
+        probe = find_probe()
+    except UnsupportedError as error:
+        pytest.skip(f"{error.what}; {error.remedy}")
+    if "blast" not in subprocess.run([probe, "--help"], capture_output=True, text=True).stdout:
+        pytest.skip("this pw-probe makes no load; run `make setup`")
+
+
+@pytest.mark.parametrize("location", HOSTS)
+def test_cpu_load_burns_in_every_background_guest(location: str) -> None:
+    need_probe()
+    spec = LoadSpec("cpu", location, cpu_share=0.2)  # type: ignore[arg-type]
+    with here("bridge", None, 8) as testbed:
+        with BackgroundLoad(testbed, spec) as load:
+            guests = testbed.background(spec.location)
+            busy = netns.processes_in([guest.netns for guest in guests])
+            assert sorted(busy.values()) == sorted(guest.netns for guest in guests)
+            before = load.work()
+            time.sleep(0.5)
+            load.check()
+            achieved = load.achieved(before)
+        assert netns.processes_in([guest.netns for guest in guests]) == {}
+    assert achieved
+    assert len(achieved.guests) == 8
+    assert 0 < achieved.achieved <= 0.25 * (os.cpu_count() or 1) + achieved.resolution
+
+
+@pytest.mark.parametrize("start_crew", [ProcessCrew, ShellCrew])
+@pytest.mark.parametrize("load_type", ["cache", "memory"])
+def test_stress_takes_a_thread_of_every_background_guest_and_leaves_nothing(
+    load_type: LoadType, start_crew: StartCrew
+) -> None:
+    if shutil.which("stress-ng") is None:
+        pytest.skip("stress-ng is not here; `scripts/setup test` installs it")
+    spec = LoadSpec(load_type, "responder", by_guest=True, cpu_share=None, memory_mib=8)
+    with here("bridge", None, 2) as testbed:
+        names = [guest.netns for guest in testbed.background("responder")]
+        with BackgroundLoad(testbed, spec, start_crew) as load:
+            before = load.work()
+            assert set(netns.processes_in(names).values()) == set(names)
+            time.sleep(0.3)
+            load.check()
+            achieved = load.achieved(before)
+        eventually(lambda: netns.processes_in(names) == {})
+    assert achieved is not None
+    assert (achieved.unit, achieved.wanted) == ("cpus", None)
+    assert len(achieved.guests) == 2
+    # stress-ng itself waits: what was counted is what its workers burnt.
+    assert all(0 < cpus <= 1.1 for cpus in achieved.guests.values())
+
+
+@pytest.mark.parametrize(
+    ("plane", "start_crew"), [*((plane, ProcessCrew) for plane in OF_MANY), ("bridge", ShellCrew)]
+)
+def test_network_load_arrives_at_its_location(plane: str, start_crew: StartCrew) -> None:
+    need(plane)
+    need_probe()
+    if plane_called(plane).outward_only:
+        return  # such a cell is refused before anything is built
+    spec = LoadSpec("network", "sender", rate_pps=4000, burst=20, payload_bytes=200)
+    with here(plane, None, 4) as testbed, BackgroundLoad(testbed, spec, start_crew) as load:
+        points = [
+            CounterPoint("sender", guest.netns, guest.interface)
+            for guest in testbed.background("sender")
+        ]
+        before = [counters.read(testbed.hosts["sender"], point) for point in points]
+        work = load.work()
+        time.sleep(0.5)
+        for reading in before:
+            now = counters.read(testbed.hosts["sender"], reading.point).since(reading)
+            assert now["rx_packets"] >= 20
+        achieved = load.achieved(work)
+    assert achieved
+    assert achieved.achieved > 0
+    assert 0 < achieved.received_pps <= achieved.achieved + achieved.resolution
+
+
+def test_a_load_that_died_is_noticed() -> None:
+    need_probe()
+    spec = LoadSpec("cpu", "sender", limit_s=0.2)
+    with here("veth", None, 2) as testbed, BackgroundLoad(testbed, spec) as load:
+        time.sleep(0.6)
+        with pytest.raises(PlanewiseError, match="stopped unexpectedly"):
+            load.check()
 
 
 def test_a_load_without_guests_is_refused() -> None:

@@ -18,12 +18,12 @@ from tests.linux.probe import (
     Network,
     Outcome,
     Running,
+    eventually,
     forwarder,
     ip,
     run,
     without_ipv6,
 )
-from tests.running import until
 
 pytestmark = pytest.mark.linux
 
@@ -238,7 +238,7 @@ def test_an_interface_that_vanishes_is_named_and_what_was_counted_is_kept(
 ) -> None:
     path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
     with Running("trial", *path, *KNOWN_MAX, "--rate", "1k", "--duration", "20") as running:
-        until(lambda: netns_pair.b.counter("rx_packets") > 200)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
         ip("-n", netns_pair.a.netns, "link", "del", netns_pair.a.interface)
         done = running.finish()
     assert done.code == 1
@@ -252,7 +252,7 @@ def test_an_interface_that_vanishes_is_named_and_what_was_counted_is_kept(
 def test_an_interrupted_trial_prints_what_it_has(netns_pair: Network) -> None:
     path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
     with Running("trial", *path, *KNOWN_MAX, "--rate", "1k", "--duration", "20") as running:
-        until(lambda: netns_pair.b.counter("rx_packets") > 200)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
         done = running.stop()
     assert done.code == 0
     assert done.output["interrupted"] is True
@@ -357,10 +357,10 @@ def test_nothing_of_the_kernels_backends_survives_a_kill(netns_pair: Network) ->
     needs_kernel_backends(netns_pair)
     path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
     with Running("trial", *path, *KNOWN_MAX, *KERNEL, "--rate", "1k", "--duration", "20") as live:
-        until(lambda: "xdp" in attached(netns_pair))
+        eventually(lambda: "xdp" in attached(netns_pair))
         live.process.kill()
         live.process.wait()
-    until(lambda: "xdp" not in attached(netns_pair))
+    eventually(lambda: "xdp" not in attached(netns_pair))
 
 
 @pytest.mark.parametrize("change", [("set", "down"), ("del",)], ids=["down", "gone"])
@@ -370,7 +370,7 @@ def test_an_interface_that_goes_down_or_away_under_the_kernels_generator_is_name
     needs_kernel_backends(netns_pair)
     path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
     with Running("trial", *path, *KNOWN_MAX, *KERNEL, "--rate", "3M", "--duration", "20") as live:
-        until(lambda: netns_pair.b.counter("rx_packets") > 100_000)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 100_000)
         verb, *state = change
         ip("-n", netns_pair.a.netns, "link", verb, netns_pair.a.interface, *state)
         done = live.finish()
@@ -410,7 +410,7 @@ def test_frames_for_a_peer_that_lost_its_napi_are_explained_though_no_interface_
     path = ("--tx", netns_pair.a.spec, "--rx", far.spec, "--dst", far.ipv4, *KNOWN_MAX)
     chosen = ("--backend", "live", "--sink", "tc-ingress", "--rate", "10k", "--duration", "1.5")
     with Running("trial", *path, *chosen) as live:
-        until(lambda: far.counter("rx_packets") > 1000)
+        eventually(lambda: far.counter("rx_packets") > 1000)
         far.run("ethtool", "-K", far.interface, "gro", "off")
         done = live.finish()
     assert done.code == 0, done.stderr
@@ -426,7 +426,7 @@ def test_two_generators_on_one_interface_account_for_their_own_frames(netns_pair
     other = ("--dst-port", "4863", "--sink", "tc-ingress")
     load = ("--rate", "20k", "--backend", "live")
     with Running("trial", *path, *KNOWN_MAX, *load, "--duration", "1.5", *KERNEL[2:]) as first:
-        until(lambda: netns_pair.b.counter("rx_packets") > 100)
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 100)
         same_sink = trial(netns_pair, "--rate", "1k", "--dst-port", "4863", *KERNEL)
         done = trial(netns_pair, *load, "--duration", "0.3", *other)
         outcome = first.finish()
@@ -470,7 +470,7 @@ def control_group(controller: str, **limits: str) -> Iterator[list[str]]:
     try:
         yield ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
     finally:
-        until(lambda: not (group / "cgroup.procs").read_text())
+        eventually(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 
-import pytest
-
-from planewise.errors import UnsupportedError
 from planewise.testbed.availability import missing
 from planewise.testbed.chains.built import BuiltChain, Feed
 from planewise.testbed.chains.dpdk import Driver
@@ -27,22 +24,16 @@ PLANES = [
 """Planes of namespaces that this machine has what it takes for, beside the kernel."""
 
 
-@contextmanager
 def here(
     plane: str,
     background: str | None = None,
     guests: int = 0,
     mtu_bytes: int = 1500,
     kind: GuestKind = "namespace",
-) -> Iterator[Arrangement]:
-    """Main guests on a plane, background guests on another, on this machine; skips without them."""
+) -> AbstractContextManager[Arrangement]:
+    """Main guests on a plane, background guests on another, on this machine."""
     setting = Setting(kind, plane, background or plane, guests, "north-south")
-    with ExitStack() as stack:
-        try:
-            standing = stack.enter_context(local_testbed(setting, mtu_bytes))
-        except UnsupportedError as error:
-            pytest.skip(f"{error.what}; {error.remedy}")
-        yield standing
+    return local_testbed(setting, mtu_bytes)
 
 
 @contextmanager

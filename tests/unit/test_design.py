@@ -119,6 +119,12 @@ def test_a_bad_design_is_refused_with_file_line_and_cause(
     assert words in caught.value.what
 
 
+def test_a_misspelt_key_gets_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        load_design(write(tmp_path, GOOD.replace("load_type", "loadtype")))
+    assert caught.value.remedy == "did you mean `load_type`?"
+
+
 @pytest.mark.parametrize(
     ("part", "remedy"),
     [

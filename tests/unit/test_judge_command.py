@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import Result
 
 from planewise.errors import BadInputError, VerdictNotGoodError
+from planewise.store import importers
 from tests.command import invoked, planewise
 from tests.unit import importer_samples as samples
 
@@ -30,6 +32,17 @@ KEYS = {
     "warnings",
 }
 TRIALS = samples.trials(32, samples.FINE)
+
+
+def published_data() -> Path:
+    """PASTRAMI's files: where the environment says, or in a folder `shared` of a parent."""
+    if "PLANEWISE_PASTRAMI_DATA" in os.environ:
+        return Path(os.environ["PLANEWISE_PASTRAMI_DATA"])
+    places = [parent / "shared/data/pastrami" for parent in Path(__file__).resolve().parents]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+PASTRAMI = published_data()
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -343,6 +356,41 @@ def test_whatever_stands_in_a_file_is_answered(
 
     assert result.exit_code in (0, 2), result.output
     assert result.exit_code == 2 or {*json.loads(result.stdout)[0]} >= KEYS
+
+
+@pytest.mark.skipif(
+    not (PASTRAMI / "labels.tsv").exists(),
+    reason="the published data are not here: name their folder in PLANEWISE_PASTRAMI_DATA",
+)
+class TestPublishedData:
+    def labels(self) -> tuple[list[Path], list[dict[str, str]]]:
+        header, *rows = (
+            line.split("\t") for line in (PASTRAMI / "labels.tsv").read_text().splitlines()
+        )
+        labels = [dict(zip(header, row, strict=True)) for row in rows]
+        return [PASTRAMI / label["file"] for label in labels], labels
+
+    @pytest.mark.parametrize("rule", ["as-published", "as-coded-intent", "as-written"])
+    def test_every_published_label_is_reproduced(self, rule: str) -> None:
+        files, labels = self.labels()
+
+        found = judged(*files, "--rule", rule)
+
+        assert [one["verdict"] for one in found] == [
+            label[rule.replace("-", "_")] for label in labels
+        ]
+        for one, label in zip(found, labels, strict=True):
+            assert one["format"] == "pastrami"
+            assert one["loads"] == int(label["loads"])
+
+    def test_every_file_is_recognised_and_read_without_a_note(self) -> None:
+        files, _ = self.labels()
+
+        for file in files:
+            (trials,) = importers.read(file)
+            assert trials.notes == ()
+            assert trials.duration_s is not None
+            assert len(set(trials.duration_s.tolist())) == 1
 
 
 def test_judging_text_loads_none_of_the_slow_libraries(good: Path) -> None:

@@ -25,14 +25,7 @@ from planewise.report.figure import PrintedNumber
 from planewise.report.sections import cpu, guests
 from planewise.store.cells import Sending
 from planewise.store.levels import keeps_levels, marked, missed_levels
-from planewise.store.models import (
-    BackgroundResult,
-    BurstLoad,
-    Counts,
-    Level,
-    OfferedLoad,
-    TrialRecord,
-)
+from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.loads.background import STRESS_NG
 from tests.unit import made_up_run
@@ -191,9 +184,18 @@ def test_metrics_are_drawn_against_the_number_of_guests_with_the_load_that_they_
 
 
 def test_a_run_that_recorded_no_rate_is_taken_as_it_is() -> None:
-    cell: dict[str, Level] = {"plane": "veth", "frequency_pps": 1e6}
-    trial = made_up_run.trial("rtt:veth#r0", "rtt", cell)
-    assert trial.load is None
+    trial = TrialRecord.model_validate(
+        {
+            "trial": "rtt:veth#r0",
+            "kind": "rtt",
+            "cell": {"plane": "veth", "frequency_pps": 1e6},
+            "block": 0,
+            "replicate": 0,
+            "order": 0,
+            "started": "2024-01-01T00:00:00Z",
+            "duration_s": 1,
+        }
+    )
     assert keeps_levels(trial)
 
 

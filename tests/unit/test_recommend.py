@@ -19,7 +19,7 @@ from planewise.store.models import (
     TrialRecord,
 )
 from tests.unit import made_up_run
-from tests.unit.test_run_directory import make_info
+from tests.unit.test_run_directory import START, make_info
 
 BASE = (10.0, 14.0, 9.0, 12.0, 11.0, 13.0, 9.5, 10.5, 12.5)
 """Medians [µs] of nine blocks on a host that is not always alike."""
@@ -72,15 +72,21 @@ def load(
 ) -> TrialRecord:
     sent = int(offered)
     received = min(sent, int(capacity))
-    return made_up_run.trial(
-        f"load:{plane}#{block}@{offered}",
-        "load",
-        {"plane": plane, "load_type": "none"},
-        block,
-        load=OfferedLoad(intended_pps=offered, achieved_pps=offered, size_bytes=64),
-        counts=Counts(sent=sent, received=received, lost=sent - received),
-        cpu={"shared": {"usr": 0.5, "sys": 0.25, "soft": 0.25}},
-        limits=limits,
+    return TrialRecord.model_validate(
+        {
+            "trial": f"load:{plane}#{block}@{offered}",
+            "kind": "load",
+            "cell": {"plane": plane, "load_type": "none"},
+            "block": block,
+            "replicate": block,
+            "order": 0,
+            "started": START,
+            "duration_s": 1,
+            "load": OfferedLoad(intended_pps=offered, achieved_pps=offered, size_bytes=64),
+            "counts": Counts(sent=sent, received=received, lost=sent - received),
+            "cpu": {"shared": {"usr": 0.5, "sys": 0.25, "soft": 0.25}},
+            "limits": limits,
+        }
     )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, NewerVersionWarning, PlanewiseError
 from planewise.store.models import Counts, Fingerprint, OfferedLoad, RunInfo, TrialRecord
@@ -81,6 +83,34 @@ def test_a_line_cut_by_a_kill_is_dropped_on_resume_and_nothing_else(tmp_path: Pa
         assert writer.finished == {"a"}
         writer.append(make_trial("b"))
     assert file.read_bytes() == whole
+
+
+@settings(max_examples=30)
+@given(cut=st.integers(min_value=0))
+def test_a_cut_anywhere_loses_at_most_the_trial_in_flight(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    names = ["a", "b", "c"]
+    with RunWriter.create(path, make_info()) as writer:
+        for name in names:
+            writer.append(make_trial(name))
+    file = path / "trials.jsonl"
+    whole = file.read_bytes()
+    cut %= len(whole) + 1
+    file.write_bytes(whole[:cut])
+    kept = whole[:cut].count(b"\n")
+    assert [t.trial for t in RunReader(path).trials()] == names[:kept]
+
+
+def test_a_failed_trial_is_tried_again_on_resume(tmp_path: Path) -> None:
+    failed = make_trial("a").model_copy(update={"status": "failed", "reason": "guest died"})
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        writer.append(failed)
+    with RunWriter.resume(tmp_path / "run") as writer:
+        assert writer.finished == frozenset()
+        writer.append(make_trial("a"))
+    assert [t.status for t in RunReader(tmp_path / "run").trials()] == ["done"]
 
 
 def test_a_damaged_line_is_an_error_with_file_and_line(tmp_path: Path) -> None:

@@ -16,14 +16,15 @@ from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import hugepages
 from tests.lengths import either
 from tests.linux.testbeds import chain_shortage
-from tests.running import trials_in, until
 
 from .test_run import (
     clean_after,
+    finished,
+    guests_of,
     kill,
-    machines_of,
     namespaces_of,
     planewise,
+    until,
 )
 
 LIMIT_S = 280
@@ -89,10 +90,10 @@ def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that
 
         def second_stands() -> bool:
             names = namespaces_of(process)
-            first.update(names if not trials_in(out) else ())
-            return bool(machines_of(names - first))
+            first.update(names if not finished(out) else ())
+            return bool(guests_of(names - first))
 
-        until(second_stands, process=process)
+        until(second_stands, process)
         process.send_signal(signal.SIGSTOP)  # it removes nothing while we look
         ours = namespaces_of(process) - first
         kill(process)

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,9 @@ from planewise.boot.process import processes
 from planewise.measure.trials.stamps import parts_ns
 from planewise.store.rundir import RunReader
 from planewise.testbed.guests.vms.platform import VmPlatform
-from planewise.testbed.hosts import netns
+from planewise.testbed.hosts import ledger, netns
 from planewise.testbed.hosts.ledger import token_of
 from tests.command import PLANEWISE, UNREPORTED
-from tests.running import argv_of, tokens_of, trials_in, until, with_token
 
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")
 POINTS = {
@@ -115,9 +114,13 @@ def test_a_killed_run_of_load_trials_leaves_nothing_once_it_is_cleaned(tmp_path:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(SMALLEST)
     with planewise("run", str(design), "--out", str(out)) as process:
-        until(lambda: trials_in(out), process=process)
+        deadline = time.monotonic() + 280
+        while not (out / "trials.jsonl").exists() or not (out / "trials.jsonl").read_text():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         ours = namespaces_of(process)
-        guests = machines_of(ours)
+        guests = guests_of(ours)
         assert len(guests) >= 2
         kill(process)
     trial = next(iter(RunReader(out).trials()))
@@ -137,7 +140,10 @@ def kill(process: subprocess.Popen[str]) -> None:
 def clean_after(ours: set[str]) -> None:
     """What a killed run left in its namespaces goes, the guests by themselves."""
     # The kernel ends libvirt and the guests with planewise; nobody needs to find them.
-    until(lambda: not machines_of(ours), 60)
+    deadline = time.monotonic() + 60
+    while guests_of(ours):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     cleaned = subprocess.run(
         [*PLANEWISE, "clean", "--json"], capture_output=True, text=True, timeout=120, check=True
     )
@@ -146,22 +152,14 @@ def clean_after(ours: set[str]) -> None:
     assert not ours & set(netns.names())  # taps, macvtaps and bridges were in these
 
 
-@dataclass(frozen=True)
-class Vm:
-    """A QEMU of libvirt's."""
-
-    pid: int
-    name: str
-
-
-def machines_of(names: Collection[str]) -> list[Vm]:
+def guests_of(names: set[str]) -> list[str]:
     """Virtual machines whose names have the tokens of these namespaces."""
     tokens = {token_of(name) for name in names}
     found = []
     for process in processes():
         name = (process.option("-name") or "").partition("guest=")[2].partition(",")[0]
         if name and token_of(name) in tokens:
-            found.append(Vm(process.pid, name))
+            found.append(name)
     return found
 
 
@@ -197,10 +195,10 @@ def test_a_run_outlives_a_guest_that_is_killed_and_a_libvirt_that_is_ended(
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(FAULTS)
     with planewise("run", str(design), "--out", str(out)) as process:
-        until(lambda: trials_in(out) >= 1 and measuring(process), process=process)
-        (guest,) = (one for one in machines_of(namespaces_of(process)) if one.name.endswith("-sm0"))
+        until(lambda: finished(out) >= 1 and measuring(process), process)
+        (guest,) = (one for one in pids_of(process) if one.name.endswith("-sm0"))
         os.kill(guest.pid, signal.SIGKILL)
-        until(lambda: trials_in(out) >= 3 and measuring(process), process=process)
+        until(lambda: finished(out) >= 3 and measuring(process), process)
         os.kill(libvirtd_of(process), signal.SIGKILL)
         told, complaint = process.communicate(timeout=280)
     assert "Traceback" not in complaint
@@ -222,9 +220,22 @@ def test_a_run_outlives_a_guest_that_is_killed_and_a_libvirt_that_is_ended(
     assert not namespaces_of(process)
 
 
+def finished(out: Path) -> int:
+    """Trials that the run has written down."""
+    try:
+        return (out / "trials.jsonl").read_text().count("\n")
+    except FileNotFoundError:
+        return 0
+
+
 def namespaces_of(process: subprocess.Popen[str]) -> set[str]:
-    """Namespaces that a planewise has made; they may outlive it."""
-    return set(with_token(*tokens_of(process.pid)))
+    """Namespaces that a planewise has made, by what it wrote down; they may outlive it."""
+    tokens = set()
+    for file in ledger.STATE.glob("*.json"):
+        with suppress(OSError, ValueError):  # it goes with its run
+            if json.loads(file.read_text())["pid"] == process.pid:
+                tokens.add(file.stem)
+    return {name for name in netns.names() if token_of(name) in tokens}
 
 
 def measuring(process: subprocess.Popen[str]) -> bool:
@@ -233,8 +244,44 @@ def measuring(process: subprocess.Popen[str]) -> bool:
     return any("tap" in argv_of(pid) for pid in netns.processes_in(ours))
 
 
+@dataclass(frozen=True)
+class Vm:
+    """A QEMU of libvirt's."""
+
+    pid: int
+    name: str
+
+
+def pids_of(process: subprocess.Popen[str]) -> list[Vm]:
+    """The virtual machines of a planewise."""
+    tokens = {token_of(name) for name in namespaces_of(process)}
+    found = []
+    for one in processes():
+        name = (one.option("-name") or "").partition("guest=")[2].partition(",")[0]
+        if name and token_of(name) in tokens:
+            found.append(Vm(one.pid, name))
+    return found
+
+
 def libvirtd_of(process: subprocess.Popen[str]) -> int:
     """The libvirt of a planewise' responder."""
     (there,) = (name for name in namespaces_of(process) if name.endswith("-r"))
     (pid,) = (pid for pid in netns.processes_in([there]) if argv_of(pid)[0].endswith("libvirtd"))
     return pid
+
+
+def argv_of(pid: int) -> list[str]:
+    """A process' command line; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return [""]
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits for a condition while the run goes on."""
+    deadline = time.monotonic() + 280
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
