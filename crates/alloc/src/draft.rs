@@ -183,10 +183,6 @@ impl<'a> Draft<'a> {
         self.pfs.iter().position(|pf| **pf == vf.pf)
     }
 
-    fn allows(guest: &GuestView, pf: &PfId) -> bool {
-        guest.wish.pfs.is_empty() || guest.wish.pfs.contains(pf)
-    }
-
     /// Takes VFs from guests that may not keep them, whatever the limit of moves.
     fn evacuate(&mut self) {
         for place in std::mem::take(&mut self.noted) {
@@ -200,7 +196,7 @@ impl<'a> Draft<'a> {
                 Reason::Excluded
             } else if link_down {
                 Reason::LinkDown
-            } else if !Self::allows(guest, &held.pf) {
+            } else if !guest.allows(&held.pf) {
                 Reason::Misplaced
             } else {
                 continue;
@@ -291,7 +287,7 @@ impl<'a> Draft<'a> {
             }
             let contender = &self.contenders[challenger.1];
             let worst = (seated.iter().enumerate())
-                .filter(|&(pf, _)| Self::allows(contender.view, self.pfs[pf]))
+                .filter(|&(pf, _)| contender.view.allows(self.pfs[pf]))
                 .filter_map(|(pf, seated)| seated.peek().map(|holder| (holder, pf)))
                 .max();
             let Some((Reverse(holder), pf)) = worst else { continue };
@@ -341,7 +337,7 @@ impl<'a> Draft<'a> {
             }
             let wish = &contender.view.wish;
             let mut pfs: Vec<usize> = (0..self.pfs.len())
-                .filter(|&pf| self.seats[pf] > 0 && Self::allows(contender.view, self.pfs[pf]))
+                .filter(|&pf| self.seats[pf] > 0 && contender.view.allows(self.pfs[pf]))
                 .collect();
             pfs.sort_by_key(|&pf| {
                 let far = wish.numa.is_some() && numa[pf] != wish.numa;

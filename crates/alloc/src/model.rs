@@ -224,6 +224,11 @@ impl GuestView {
             paravirtual_up: true,
         }
     }
+
+    /// May it hold VFs of this PF?
+    pub fn allows(&self, pf: &PfId) -> bool {
+        self.wish.pfs.is_empty() || self.wish.pfs.contains(pf)
+    }
 }
 
 /// What a VF is good for now.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{GuestId, Snapshot, VfId, VfState};
+use crate::model::{GuestId, Health, Snapshot, Stance, VfId, VfState};
 use pw_error::{Error, Result};
 
 /// Why a guest has, gets or loses a VF, or has none.
@@ -221,6 +221,12 @@ impl Plan {
                     }
                     if guest.holds.is_some() {
                         return refuse("the guest holds another VF");
+                    }
+                    if guest.health != Health::Ready
+                        || guest.wish.stance == Stance::Excluded
+                        || !guest.allows(&change.vf.pf)
+                    {
+                        return refuse("the guest may not have it now");
                     }
                     guest.holds = Some(change.vf.clone());
                 }

@@ -379,6 +379,19 @@ fn a_vf_without_a_link_is_taken_back_within_five_seconds_and_its_guest_reached_a
 }
 
 #[test]
+fn a_guest_that_did_not_give_its_vf_back_is_given_no_other() {
+    let mut daemon = daemon(SETTINGS, 2, &[("busy", 900.0)]);
+    daemon.pass(20);
+    let held = daemon.core.status().guests[0].vf.clone().expect("there are two");
+    daemon.world.guest("busy", |guest| guest.answers = false);
+    daemon.world.vf_link(&held, false);
+    daemon.pass(20);
+    let vfs = &daemon.core.status().vfs;
+    let its: Vec<&VfId> = vfs.iter().filter(|vf| vf.holder.is_some()).map(|vf| &vf.id).collect();
+    assert_eq!(its, [&held]);
+}
+
+#[test]
 fn a_bond_that_went_to_its_other_member_by_itself_is_put_right() {
     let mut daemon = with_one_vf();
     // Between two samples the link was gone and came back.

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use pw_alloc::Decision;
 use pw_alloc::execute::{Action, Failure, Operation, Performed};
 use pw_alloc::journal::Ending;
-use pw_alloc::model::{GuestId, Stance, VfId};
+use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::plan::{Direction, Move, Plan};
 use pw_alloc::step::{Path, Step};
 use pw_error::Error;
 
 use super::{Core, OVERDUE_MS, Tracked};
 use crate::daemon::failpoint;
-use crate::daemon::guests::Network;
 use crate::daemon::request::Event;
 use crate::daemon::status::{self, MoveRecord, StepRecord, unix_ms};
 use crate::daemon::tasks::{Executor, Task, Work};
@@ -119,11 +118,11 @@ impl Core {
             }
             let ledger = self.journal.ledger();
             let is_valid = match change.direction {
-                // The take before it may have failed, the VF may be in doubt or the guest elsewhere by now.
+                // Things may have changed since: the take before it failed, the VF is in doubt, the guest
+                // is on another network.
                 Direction::Give => {
-                    !ledger.knows(&change.vf)
-                        && self.unavailable_reason(&change.vf).is_none()
-                        && self.may_have(&change.guest, &change.vf)
+                    let plan = Plan { moves: vec![change.clone()] };
+                    !ledger.knows(&change.vf) && plan.try_on(&self.snapshot()).is_ok()
                 }
                 Direction::Take => ledger.holders.get(&change.vf) == Some(&change.guest),
             };
@@ -134,16 +133,6 @@ impl Core {
         // Moves that waited go first.
         waiting.append(&mut self.queue);
         self.queue = waiting;
-    }
-
-    /// May a guest have a VF, as its network, wish and address are now?
-    fn may_have(&self, guest: &GuestId, vf: &VfId) -> bool {
-        self.guests.get(guest).is_some_and(|found| {
-            let wish = self.wish(guest, &found.managed);
-            found.managed.network != Network::Unread
-                && wish.stance != Stance::Excluded
-                && (wish.pfs.is_empty() || wish.pfs.contains(&vf.pf))
-        })
     }
 
     fn begin_move(&mut self, change: Move) {
