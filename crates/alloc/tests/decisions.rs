@@ -64,8 +64,8 @@ fn each_any_world(check: impl Fn(&mut Allocator, &Snapshot) + std::panic::RefUnw
 fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
     each_any_world(|allocator, now| {
         let decision = allocator.decide(now);
-        // try_on refuses a VF that is held, unusable or unknown, a guest that holds one already, is excluded
-        // or may have none of that PF, and the VF of a guest whose paravirtual path is down.
+        // try_on refuses a VF that is held, unusable or unknown, a guest that holds one already,
+        // and the VF of a guest whose paravirtual path is down.
         let after = decision.plan.try_on(now).expect("every move can be made in its order");
         let held: Vec<&VfId> =
             after.guests.iter().filter_map(|guest| guest.holds.as_ref()).collect();
@@ -78,6 +78,8 @@ fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
             assert!(!served.contains(&guest.id), "{} moves on:\n{}", guest.id, decision.plan);
             if change.direction == Direction::Give {
                 served.insert(&guest.id);
+                assert_ne!(guest.wish.stance, Stance::Excluded);
+                assert!(guest.wish.pfs.is_empty() || guest.wish.pfs.contains(&change.vf.pf));
             }
         }
         if let Some(most) = allocator.settings().max_moves {

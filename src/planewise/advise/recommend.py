@@ -51,7 +51,7 @@ _NO_ADVICE = ("No plane", "There is no", "Only ")
 _FUNCTIONS: Mapping[str, str] = {
     "host": "programs on the host's own network share its addresses and ports, with no isolation",
     "macvlan": "the host cannot reach its own guests over macvlan",
-    "ipvlan": "all guests share the host's MAC address, and the host cannot reach its own",
+    "ipvlan": "guests share the host's MAC address, and the host cannot reach its own guests",
     "routed": "guests on routed share no Ethernet segment: no broadcasts, ARP or DHCP among them",
     "vf": "the number of VFs is limited, and the host's filters do not see a VF's packets",
     "vf-passthrough": "a guest with a VF passed through cannot migrate live, and the host's "

@@ -1,4 +1,4 @@
-"""Plane `ovs-dpdk`: a veth pair whose host end DPDK's Open vSwitch polls (af_packet), as the NIC.
+"""Plane `ovs-dpdk`: a veth pair whose host end Open vSwitch with DPDK polls by af_packet.
 
 What a container on a host with DPDK's switch gets when its program uses sockets. A program that has
 a virtio-user device of its own is a function of a chain (plane `vhost-user`).
@@ -18,7 +18,7 @@ from planewise.testbed.switches.dpdk_switch import Port, af_packet
 
 
 class OvsDpdkPlane(OvsPlane):
-    """A thread polls the guests' ports, and the kernel has a frame on its way to the thread."""
+    """The switch of `vhost-user`; here the kernel carries each frame to its polling thread."""
 
     name = "ovs-dpdk"
     guests = ("namespace", "container")
