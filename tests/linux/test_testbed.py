@@ -107,7 +107,9 @@ def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize(
+    "plane", [name for name in PLANES if plane_called(name).most_mtu_bytes is None]
+)
 def test_a_big_packet_passes_where_the_mtu_is_big(plane: str) -> None:
     need(plane)
     with here(plane, mtu_bytes=9000) as testbed:
